@@ -1,4 +1,4 @@
-"""The executor: a sandbox and the host processes of tasks behind the bus.
+"""The executor connects a sandbox and the host processes of tasks to the bus.
 
 Consumes calls, answers to grade, notebooks and instances to restore, and ends of trajectories; produces outcomes and
 grades. Each call is a separate task, so a slow call does not delay the others. A failure of the sandbox or of a task's
@@ -7,7 +7,7 @@ not answered.
 
 Bounds: at most `max_calls` calls wait or run in the sandbox, and as many again wait before it, where the end of their
 trajectory can cancel them. At this bound the executor stops receiving, and the bus applies back-pressure to the senders.
-It always resumes: every call ends at its time limit at the latest, and answers that wait to be sent do not count, so two
+It always resumes: every call ends at its time limit at the latest, and answers in the send queue do not count, so two
 processes never wait for each other's full queues.
 """
 
@@ -49,7 +49,7 @@ _Call = CodeRequested | EnvironmentCalled | AnswerSubmitted
 
 
 class Executor:
-    """`address` is that of this incarnation; messages to other addresses are dropped.
+    """An executor at `address`, the address of this incarnation; messages to other addresses are dropped.
 
     ExecutorJoined goes to `launcher`, if given. `strict` scrubs unrepeatable details from the outcomes of calls.
     `on_isolated` is called with the sandbox's isolation before the executor joins. The default `tasks` only grade.
@@ -80,12 +80,12 @@ class Executor:
         self._sandbox_permits = asyncio.Semaphore(max_calls)
         self._pending: set[asyncio.Task[None]] = set()  # calls and gradings without a result
         self._capacity_freed = asyncio.Event()
-        self._in_flight: defaultdict[int, set[asyncio.Task[None]]] = defaultdict(set)  # by trajectory
+        self._in_flight: defaultdict[int, set[asyncio.Task[None]]] = defaultdict(set)  # tasks, by trajectory
         self._healthy_reported = False
         self._logger = structlog.get_logger()
 
     async def run(self) -> None:
-        """Until Shutdown, which cancels the calls in flight. Raises SandboxFailure if the sandbox cannot start or breaks."""
+        """Run until Shutdown, which cancels the calls in flight. Raises SandboxFailure if the sandbox breaks."""
         isolation = await self._sandbox.start()
         self._logger.info("sandbox.started", **{name: getattr(isolation, name) for name in isolation.__struct_fields__})
         try:
@@ -105,7 +105,7 @@ class Executor:
         await wait_for_first(self._sandbox.wait_until_broken(), serving)
 
     def _dispatch(self, envelope: Envelope) -> Work | None:
-        if envelope.to != self._address:  # for an earlier incarnation; the sender has received ExecutorLeft
+        if envelope.to != self._address:  # sent to an earlier incarnation; the sender has received ExecutorLeft
             self._logger.debug("message.expired", to=envelope.to, kind=type(envelope.message).__name__)
             return None
         match envelope.message:
@@ -196,7 +196,7 @@ class Executor:
 async def report_load(executor: str, slots: int, read_load: Callable[[], SandboxLoad]) -> None:
     """Log the load each second while it changes, and a last time when cancelled.
 
-    `executor` is the address of this incarnation, `slots` the number that it reported to the launcher.
+    `executor` is the address of this incarnation, `slots` the number of slots that it reported to the launcher.
     """
     logger = structlog.get_logger()
     before = SandboxLoad(0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)

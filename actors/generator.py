@@ -1,10 +1,10 @@
-"""The generator: an engine behind the bus.
+"""The generator connects an engine to the bus.
 
 Consumes turns, weights and releases; produces generated turns, and load reports while the engine's load changes. It
 waits only for the engine; the arbiter's leases bound the turns in flight.
 
 Duplicate and stale messages are logged and ignored: a turn under an old lease or after its trajectory's end, an abort or
-a cache release under an earlier lease, older weights. A turn with a lease of another incarnation of this engine fails
+a cache release under an earlier lease, older weights. A turn with a lease of another incarnation of the engine fails
 immediately. Weights sent to another incarnation are ignored: the run may already use newer ones.
 
 An engine that shares GPUs with the learner receives sleep requests: it finishes its turns and releases its memory. Turns
@@ -65,32 +65,32 @@ class Generator:
     ) -> None:
         """`incarnation` counts the starts of this engine. EngineJoined goes to `recipe`, and to `arbiter` when the engine
         has loaded the weights that `recipe` sends; without `recipe`, to `arbiter` at once. The load after each load of
-        weights goes to `recorder`. `loader`: None if the learner runs on this machine; no time limit. `engine_gone`: of
+        weights goes to `recorder`. `loader` None: the learner is on this machine, and no timeout. `engine_gone` cancels
         the task that runs this generator.
         """
         self._name, self._incarnation, self._clock = name, incarnation, clock
         self._bus, self._arbiter, self._recipe, self._recorder = bus, arbiter, recipe, recorder
         self._engine, self._engine_gone = engine, engine_gone
         self._loader = loader or WeightLoader(engine)
-        self._latest_leases: RecentDict[int, int] = RecentDict()  # by trajectory
-        self._in_flight: dict[int, int] = {}  # by trajectory, the lease of its turn in the engine
-        self._aborted: set[int] = set()  # trajectories of turns in flight
+        self._latest_leases: RecentDict[int, int] = RecentDict()  # lease of the latest turn, by trajectory
+        self._in_flight: dict[int, int] = {}  # lease of the turn in the engine, by trajectory
+        self._aborted: set[int] = set()  # trajectories with a turn in flight that was aborted
         self._weights_lock = asyncio.Lock()  # held while weights are loaded
-        self._announced_version = 0  # the newest one published
+        self._announced_version = 0  # newest published version
         self._joined_arbiter = asyncio.Event()
         self._weights_ready = asyncio.Event()  # set while the engine has the announced version
-        self._num_generating = 0  # turns and prompts of probes in the engine
+        self._num_generating = 0  # number of turns and prompts of probes in the engine
         self._prober = EngineProber(self._generate_tokens, engine.release_cache)
         self._is_idle = asyncio.Event()
         self._is_idle.set()
-        self._sleep_request: EngineSleepRequested | None = None  # the latest one
+        self._sleep_request: EngineSleepRequested | None = None  # latest request to sleep
         self._is_asleep = False
         self._last_load_report: EngineLoadReported | None = None
         self._load_may_have_changed = asyncio.Event()
         self._logger = structlog.get_logger()
 
     async def run(self) -> None:
-        """Until Shutdown, which abandons the turns in flight."""
+        """Run until Shutdown, which abandons the turns in flight."""
         capacity = await self._engine.start()
         self._update_weights_ready()
         self._logger.info("engine.started", kv_tokens=capacity.kv_tokens, page_tokens=capacity.page_tokens)
@@ -104,12 +104,12 @@ class Generator:
                 reporting = group.create_task(self._report_load())
                 await serve(self._bus, self._dispatch)
                 reporting.cancel()
-            self._log_load()  # the work since the last report
+            self._log_load()  # logs the work since the last report
         finally:
             await self._engine.close()
 
     async def _report_load(self) -> None:
-        """Until cancelled: every REPORT_INTERVAL_S while the load changes, and once when it has settled."""
+        """Report until cancelled: every REPORT_INTERVAL_S while the load changes, and once when it has settled."""
         await self._joined_arbiter.wait()
         while True:
             await self._load_may_have_changed.wait()
@@ -129,7 +129,7 @@ class Generator:
         return EngineJoined(self._name, capacity.kv_tokens, capacity.page_tokens, version, self._incarnation)
 
     def _log_load(self) -> EngineLoadReported | None:
-        """Log the load. None if it has not changed since the last report."""
+        """Log the load. Return None if it has not changed since the last report."""
         report = self._build_load_report()
         if report == self._last_load_report:
             return None
@@ -188,7 +188,7 @@ class Generator:
         return self._serve_turn(sender, turn)
 
     def _abort_turn(self, trajectory_id: int, lease: int) -> None:
-        """Also if the turn's task has not reached the engine yet."""
+        """Abort the turn, also if its task has not reached the engine yet."""
         if self._in_flight.get(trajectory_id) == lease:
             self._aborted.add(trajectory_id)
             self._engine.abort(trajectory_id)
@@ -210,7 +210,7 @@ class Generator:
             generation = await self._generate_tokens(GenerationRequest.from_turn(turn))
         except EngineFailure as error:
             if self._engine_gone is not None and self._engine_gone.is_set:
-                await asyncio.Event().wait()  # until the end of the generator cancels this turn
+                await asyncio.Event().wait()  # waits until the end of the generator cancels this turn
             self._logger.error("turn.failed", trajectory_id=turn.trajectory_id, turn=turn.turn, cause=str(error))
             return TurnFailed(turn.trajectory_id, turn.turn, turn.lease, f"engine: {error}")
         return generation.build_answer(turn)
@@ -228,7 +228,7 @@ class Generator:
     # ---------------------------------------------------------------- sleep
 
     async def _begin_sleep(self, sender: str, request: EngineSleepRequested) -> None:
-        """A duplicate request is ignored: the first one answers. An engine that cannot sleep raises and is restarted."""
+        """Sleep when idle. A duplicate request is ignored: the first one answers. A failure ends the generator."""
         async with self._weights_lock:
             if self._sleep_request is not None and (request.learner_incarnation, request.version) <= (
                 self._sleep_request.learner_incarnation,
@@ -245,19 +245,19 @@ class Generator:
     # ---------------------------------------------------------------- weights
 
     def _update_weights_ready(self) -> None:
-        """A head that recovered from its log may first publish older weights; the newest announced ones are awaited."""
+        """Wait for the newest announced weights: a head that recovered from its log may first publish older ones."""
         if self._engine.version >= self._announced_version and not self._is_asleep:
             self._weights_ready.set()
 
     async def _load_weights(self, sender: str, weights: WeightsPublished) -> None:
-        """Weights that the engine holds, and older ones, are acknowledged again and not loaded.
+        """Load newer weights. Weights that the engine holds, and older ones, are only acknowledged again.
 
         Weights that cannot be loaded are not acknowledged: a restarted learner is writing them, and announces them again.
         """
         began, load_s, probed = self._clock(), 0.0, ()
         async with self._weights_lock:
             if self._is_asleep and self._sleep_request is not None and weights.version < self._sleep_request.version:
-                return  # of a version before the sleep; newer ones end it
+                return  # this version is older than the sleep; only newer ones end it
             if self._is_asleep or self._loader.is_newer(weights):
                 try:
                     await self._loader.load(weights)
@@ -272,6 +272,6 @@ class Generator:
         load = self._engine.get_load()
         fields = {"version": weights.version, "load_s": load_s, "probe_tokens": len(probed)}
         self._logger.info("weights.loaded", **fields, busy_s=load.busy_s, decode_steps=load.decode_steps)
-        if self._recorder:  # before the step ends
+        if self._recorder:  # the recorder needs the report before the step ends
             await self._bus.send(self._recorder, self._build_load_report())
         await self._bus.send(sender, WeightsLoaded(self._name, weights.version, load_s, self._incarnation, probed))

@@ -1,4 +1,4 @@
-"""The metrics file of a run: one JSON line for each step of the cold start and of RL, for each evaluation and health report."""
+"""The metrics file of a run has one JSON line per step of the cold start and of RL, evaluation and health report."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from asterism.engine.learner.best_checkpoint import BestCheckpointFile, Evaluati
 
 
 class MetricsFile:
-    """Appends a line once per step and evaluation; lines that a resumed run repeats are ignored. Writes run off the event loop."""
+    """A file with one line per step and evaluation; a thread writes it. A resumed run's repeated lines are ignored."""
 
     def __init__(self, path: Path, best_checkpoint: BestCheckpointFile | None = None) -> None:
         self._path = path
@@ -47,7 +47,7 @@ class MetricsFile:
             await asyncio.to_thread(self._append, line)
 
     def _read_lines(self) -> list[bytes]:
-        """The complete lines. A partial last line, left by a kill, is removed from the file."""
+        """Read the complete lines. A partial last line, left by a kill, is removed from the file."""
         lines = self._path.read_bytes().splitlines(keepends=True)
         complete = [line for line in lines if line.endswith(b"\n")]
         if len(complete) < len(lines):
@@ -63,7 +63,7 @@ class MetricsFile:
 
 
 def read_steps_written(metrics: Path) -> set[int]:
-    """The steps that have a complete line."""
+    """Return the RL steps that have a complete line."""
     lines = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
     keys = (_parse_key(line) for line in lines if line.endswith(b"\n"))
     return {step for kind, step, _ in keys if kind == "step"}
@@ -75,6 +75,6 @@ def _list_evaluations(lines: Iterable[bytes]) -> list[EvaluationResult]:
 
 
 def _parse_key(line: bytes) -> tuple[str, int, str]:
-    """The kind and step of a line, and the label of an evaluation or the name of a health check."""
+    """Return the kind and step of a line, and the label of an evaluation or the name of a health check."""
     values = msgspec.json.decode(line)
     return values["kind"], values["step"], values.get("label") or values.get("check", "")

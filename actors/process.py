@@ -1,4 +1,4 @@
-"""`python -m asterism.actors.process NAME --run-folder FOLDER`: one process of a run, as the launcher starts it.
+"""`python -m asterism.actors.process NAME --run-folder FOLDER` is one process of a run, as the launcher starts it.
 
 The learner is a separate program (asterism.engine.learner), since torchrun starts several ranks of it.
 """
@@ -53,15 +53,15 @@ from asterism.sandbox.contract import Isolation, SandboxFailure
 if TYPE_CHECKING:
     from asterism.actors.engines.weight_loading import FetchToNode
 
-COUNTS_INTERVAL_S = 0.1  # between two log lines with the number of trajectories in each state
-# Version of the weights that an engine starts with: it generates nothing before it has the learner's weights.
+COUNTS_INTERVAL_S = 0.1  # seconds between two log lines with the number of trajectories in each state
+# An engine with this version generates nothing: it waits for the learner's weights.
 NO_POLICY_VERSION = -1
 
 
 async def run_head(
     incarnation: ProcessIncarnation, run: RunConfig, folder: RunFolder, step: int, open_bus: BusFactory
 ) -> None:
-    """Arbiter, group buffer, recipe and recorder in one process, and the metrics file."""
+    """Run arbiter, group buffer, recipe and recorder in one process, and the metrics file."""
     deciders = build_live_head_deciders(run, folder)
     log = folder.events / f"{HEAD}.sqlite"
     cursor = find_cursor(log, step, run.rl.first_problem)
@@ -89,7 +89,6 @@ async def run_rollout(
 
 
 async def _report_counts(observer: TrajectoryObserver) -> None:
-    """Runs until cancelled."""
     try:
         while True:
             observer.write_counts()
@@ -128,12 +127,12 @@ def _build_engine(
 ) -> Engine:
     version = EVALUATED_VERSION if run.evaluation.only else NO_POLICY_VERSION
     start = EngineStart(run, folder, incarnation.process, version, engine_gone.cancel_task, incarnation.number)
-    with pausing_garbage_collector():  # while torch is imported
+    with pausing_garbage_collector():  # pauses while torch is imported
         return load_engine_code(run).build(start)
 
 
 def _build_fetch_to_node(run: RunConfig, folder: RunFolder) -> FetchToNode | None:
-    """The function that fetches published weights to this node; None if they are published on this node."""
+    """Build the function that fetches published weights to this node; None if they are published on this node."""
     network = load_network(folder.sockets)
     weights = None if network is None else network.find_entry(WEIGHT_SERVER)
     if network is None or weights is None or network.is_local(weights):
@@ -156,7 +155,7 @@ async def run_executor(
     async with _connected_bus(incarnation, run, folder, open_bus) as bus:
         path = folder.get_isolation_path(incarnation.process)
         config = pin_backend(run.sandbox, path, incarnation.number)
-        if config.backend == "process":  # the other backends remove them at their start
+        if config.backend == "process":  # the other backends remove stale containers at their start
             with contextlib.suppress(SandboxFailure):
                 await remove_stale_containers()
         sandbox = make_sandbox(config, run.seed, run.name, run.acceptance)
@@ -193,11 +192,11 @@ async def _connected_bus(
 
 
 def pin_backend(config: SandboxConfig, isolation_path: Path, incarnation: int) -> SandboxConfig:
-    """With the backend that the first incarnation's "auto" chose, so that a restart never weakens the isolation."""
+    """Keep the backend that the first incarnation's "auto" chose, so that a restart never weakens the isolation."""
     if config.backend != "auto":
         return config
     if incarnation == 1:
-        isolation_path.unlink(missing_ok=True)  # of an earlier launch
+        isolation_path.unlink(missing_ok=True)  # removes the file of an earlier launch
     if not isolation_path.exists():
         return config
     isolation = msgspec.json.decode(isolation_path.read_bytes(), type=Isolation)
@@ -205,7 +204,7 @@ def pin_backend(config: SandboxConfig, isolation_path: Path, incarnation: int) -
 
 
 def record_isolation(isolation_path: Path, isolation: Isolation) -> None:
-    """Raises DiskError."""
+    """Write the isolation. Raises DiskError."""
     with raising_disk_errors(isolation_path):
         isolation_path.parent.mkdir(exist_ok=True)
     write_atomically(isolation_path, msgspec.json.encode(isolation))

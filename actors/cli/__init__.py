@@ -1,1 +1,1 @@
-"""The `asterism` command: parses arguments, prints results. Each subcommand has its own module."""
+"""The `asterism` command parses arguments and prints results. Each subcommand has its own module."""

@@ -1,4 +1,4 @@
-"""`asterism config`: all keys of a configuration with their values and descriptions, as TOML."""
+"""`asterism config` prints all keys of a configuration with their values and descriptions, as TOML."""
 
 import inspect
 import re
@@ -23,7 +23,7 @@ _FIELD = re.compile(r"^    (\w+): ")
 
 
 def print_config(config: Path | None, overrides: Sequence[str], console: Console) -> None:
-    """Without a file, the defaults. Raises ConfigError."""
+    """Print the configuration, or the defaults without a file. Raises ConfigError."""
     run = load_run(config, overrides if config else ['name="NAME"', *overrides])
     descriptions = read_descriptions(RunConfig)
     tables = {key: section for key, kind in get_field_types(RunConfig).items() if (section := find_section(kind))}
@@ -40,7 +40,7 @@ def print_config(config: Path | None, overrides: Sequence[str], console: Console
 
 
 def migrate_file(file: Path, console: Console) -> None:
-    """Rewrite a file with former names. Raises ConfigError for a file that cannot be read or rewritten."""
+    """Rewrite a file that has former names of keys. Raises ConfigError if it cannot be read or rewritten."""
     layer = read_layer(file)
     renamings = find_renamings(layer.table)
     if renamings:
@@ -56,7 +56,7 @@ def migrate_file(file: Path, console: Console) -> None:
 
 
 def _print_table(heading: str, section: type[msgspec.Struct], table: object, console: Console) -> None:
-    """None is an absent table."""
+    """Print the table. None stands for an absent one."""
     summary = (vars(section).get("__doc__") or "").partition("\n")[0]
     title = heading if table is not None else f"# absent: {heading}"
     console.print(f"\n[bold]{escape(title)}[/]" + (f"  # {escape(summary)}" if summary else ""), soft_wrap=True)
@@ -89,7 +89,7 @@ def _format_toml(value: object) -> str:
 
 
 def read_descriptions(section: type[msgspec.Struct]) -> dict[str, str]:
-    """Key -> the comment at the key's line or above it, in the schema's source."""
+    """Map each key to its comment, at its line or above it in the schema's source."""
     keys = {field.name: field.encode_name for field in msgspec.structs.fields(section)}
     return {keys[name]: text for name, text in _iter_described_fields(section) if name in keys}
 
@@ -106,7 +106,7 @@ def _iter_described_fields(section: type[msgspec.Struct]) -> Iterator[tuple[str,
             current, text, above = field[1], above or comment, ""
         elif line.startswith("    # "):
             above = f"{above} {comment}".strip()
-        elif current and comment and not text:  # of a value over several lines
+        elif current and comment and not text:  # comment on a value that spans several lines
             text = comment
     if current:
         yield current, text

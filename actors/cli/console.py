@@ -1,5 +1,5 @@
-"""The output of every command: the console escapes control and invisible characters of displayed text, and ends quietly without a
-reader; `--json FILE` writes the complete result for other programs.
+"""Every command prints through this console, which escapes control and invisible characters and, when the reader of its
+output has closed it, ends without a traceback; `--json FILE` writes the complete result for other programs.
 
 Programs, the model and data files can contain sequences that set the terminal's title or clipboard,
 overwrite lines or reverse the order of text.
@@ -24,9 +24,9 @@ from asterism.configs.atomic_write import check_writable
 from asterism.configs.errors import UnusableInput
 
 EXIT_OUTPUT_FAILED = 1
-# C0 and C1 without tab and line feed, line and paragraph separators, surrogates, which UTF-8 cannot encode, and the
-# characters that a terminal shows as nothing (Default_Ignorable_Code_Point of Unicode 17, with all bidirectional controls,
-# tags and interlinear annotations). The two variation selectors of ordinary emoji stay.
+# These are C0 and C1 without tab and line feed, line and paragraph separators, surrogates, which UTF-8 cannot encode,
+# and characters that a terminal does not show (Default_Ignorable_Code_Point of Unicode 17, with bidirectional controls,
+# tags and interlinear annotations). The two variation selectors of ordinary emoji are not in it.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
     "\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0d\ufeff\uffa0\ufff0-\ufffb"
@@ -35,7 +35,7 @@ _CONTROL = re.compile(
 
 
 def escape_controls(text: str) -> str:
-    r"""Shows each control and invisible character as in Python's source: `\x1b`, `\r`, `\u202e`, `\U000e0041`."""
+    r"""Replace each control and invisible character as in Python's source: `\x1b`, `\r`, `\u202e`, `\U000e0041`."""
     return _CONTROL.sub(lambda found: _escape(ord(found[0])), text)
 
 
@@ -46,7 +46,7 @@ def _escape(code: int) -> str:
 
 
 class _EscapingRenderHook(RenderHook):
-    """Rich passes every printed object to it; rich's own codes are styles or control segments."""
+    """A hook through which rich passes every printed object; rich's own codes are styles or control segments."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         return [_Escaped(each) for each in renderables]
@@ -63,12 +63,12 @@ class _Escaped:
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Raises BrokenPipeError for ending_without_output; rich's own method exits, on whatever thread it runs."""
+        """Raise BrokenPipeError again for ending_without_output; rich's own method would exit, on any thread."""
         raise
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console that prints texts and paths verbatim, except for control characters.
+    """Return a console that prints texts and paths verbatim, except for control characters.
 
     No emoji replaces `:100:` in `x[:100:2]`.
     """
@@ -82,7 +82,7 @@ def print_line(console: Console, text: str, *, markup: bool = False) -> None:
 
 
 def make_table(*titles: str, pad_edge: bool = False) -> Table:
-    """A title that begins with ">" is that of a column of numbers."""
+    """Return an empty table. A title that begins with ">" names a column of numbers, aligned to the right."""
     table = Table(box=SIMPLE_HEAD, pad_edge=pad_edge)
     for title in titles:
         table.add_column(title.removeprefix(">"), justify="right" if title.startswith(">") else "left")
@@ -90,13 +90,13 @@ def make_table(*titles: str, pad_edge: bool = False) -> Table:
 
 
 def hide_library_warnings() -> None:
-    """Hide warnings of libraries: without a writable HOME, matplotlib caches fonts in a temporary folder and warns about it in each command."""
+    """Hide matplotlib's warning of each command that it caches fonts in a temporary folder if HOME is not writable."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 
 @contextmanager
 def ending_without_output() -> Generator[None]:
-    """Ends the command if its output has no reader, or its disk is full; other errors pass."""
+    """End the command if its output has no reader or its disk is full; other errors pass."""
     sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - open until the end
     try:
         try:
@@ -106,7 +106,7 @@ def ending_without_output() -> Generator[None]:
     except OSError as error:
         if error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EIO):
             raise
-        # The interpreter flushes the rest of the output at its end.
+        # The interpreter flushes the rest of the output when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno != errno.EPIPE:
             make_console(stderr=True).print(f"[bold red]error:[/] standard output: {error.strerror}", highlight=False)
@@ -114,7 +114,7 @@ def ending_without_output() -> Generator[None]:
 
 
 def check_json_path(file: Path | None) -> None:
-    """Raises UnusableInput before the work starts if the file could not be written."""
+    """Check that the file can be written. Raises UnusableInput before the work starts."""
     if file is None:
         return
     if file.is_dir():
@@ -126,13 +126,13 @@ def check_json_path(file: Path | None) -> None:
 def check_outputs(
     outputs: list[Path], inputs: list[Path], extensions: tuple[str, ...] = (".jsonl", ".jsonl.gz"), *, overwrite: bool
 ) -> None:
-    """Raises UnusableInput before the work starts."""
+    """Check that the outputs can be written. Raises UnusableInput before the work starts."""
     for path in outputs:
         if not path.name.endswith(extensions):
             raise UnusableInput(f"--output {path}: expected the extension {' or '.join(extensions)}")
         if any(path.resolve() == each.resolve() for each in inputs):
             raise UnusableInput(f"--output {path}: is also an input")
-        if any(path.resolve().parent == each.resolve() for each in inputs):  # it would become a part of the data set
+        if any(path.resolve().parent == each.resolve() for each in inputs):  # the output would join the input
             raise UnusableInput(f"--output {path}: is in the folder {path.parent}, which is an input")
         if not path.parent.is_dir():
             raise UnusableInput(f"--output {path}: the folder {path.parent} does not exist")
@@ -142,7 +142,7 @@ def check_outputs(
 
 
 def write_json(file: Path | None, result: msgspec.Struct | Sequence[msgspec.Struct]) -> None:
-    """Raises UnusableInput."""
+    """Write the result as JSON. Raises UnusableInput."""
     if file is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""`asterism eval`: answers the questions of sets with a checkpoint or with servers, and writes and prints the results."""
+"""`asterism eval` answers questions with a checkpoint or with servers, and writes and prints the results."""
 
 import asyncio
 from pathlib import Path
@@ -37,7 +37,7 @@ _PROGRESS_INTERVAL_S = 2.0
 
 
 def run_evaluation(options: EvalOptions, *, resume: bool, overwrite: bool, console: Console) -> int:
-    """Returns 0, 1 after a lost process, a full disk or if every answer failed, 130 if interrupted. Raises UnusableInput."""
+    """Return 0, 1 after a lost process, a full disk or failures only, or 130 if interrupted. Raises UnusableInput."""
     try:
         return _run_evaluation(build_evaluation_setup(options), resume=resume, overwrite=overwrite, console=console)
     except KeyboardInterrupt:
@@ -54,7 +54,7 @@ def _run_evaluation(setup: EvaluationSetup, *, resume: bool, overwrite: bool, co
     run = served.run
     setup = setup._replace(run=run)
     provenance = compute_provenance(run, setup.weights, served.description)
-    resume = resume and folder.config.exists()  # else killed before it began
+    resume = resume and folder.config.exists()  # without it, the evaluation was killed before it began
     with claimed_run_folder(run, resume=resume, overwrite=overwrite) as folder:
         keep_provenance(folder, provenance)
         keep_task_descriptions(folder, descriptions)
@@ -73,14 +73,14 @@ def _run_evaluation(setup: EvaluationSetup, *, resume: bool, overwrite: bool, co
 
 
 def _check_folder(run: RunConfig, folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
-    """Raises UnusableInput before anything is deleted."""
+    """Check that this evaluation may use the folder. Raises UnusableInput before anything is deleted."""
     if resume and not folder.path.exists():
         raise UnusableInput(
-            f"{folder.path}: no evaluation to --resume; name the step of the run, as in RUN:40, since RUN alone has its "
-            "newest checkpoint, or leave --resume out"
+            f"{folder.path}: no evaluation to --resume; leave --resume out, or name the step of the evaluation, as in "
+            "RUN:40 (RUN alone is the newest checkpoint)"
         )
     if run.model.checkpoint and Path(run.model.checkpoint).resolve().is_relative_to(folder.path.resolve()):
-        raise UnusableInput(f"{folder.path}: has the checkpoint to evaluate; choose another folder with --name")
+        raise UnusableInput(f"{folder.path}: contains the checkpoint to evaluate; choose another folder with --name")
     if overwrite and folder.config.exists() and not load_run(folder.config).evaluation.only:
         raise UnusableInput(
             f"{folder.path}: is no evaluation, so --overwrite does not delete it; choose another folder with --name"
@@ -99,7 +99,7 @@ def _report(ending: RunEnding, run: RunConfig, folder: RunFolder, provenance: Pr
 def _answer_questions(
     setup: EvaluationSetup, folder: RunFolder, refusal: LogWriteFailure, display: Display
 ) -> RunEnding:
-    """Without a process if a resumed evaluation is complete."""
+    """Launch the processes, unless a resumed evaluation is complete."""
     if folder.results.exists() and not any(each.is_failed for each in read_answers(folder.answers)):
         display.print_line("all questions are answered")
         display.close()
@@ -120,7 +120,7 @@ async def _launch(launcher: Launcher, setup: EvaluationSetup, folder: RunFolder,
 
 
 async def _show_answers(folder: RunFolder, planned: int, display: Display) -> None:
-    """Until cancelled. Reads only new lines: the file has the dialogues of all answers."""
+    """Show the progress until cancelled. Only new lines are read: the file has the dialogues of all answers."""
     count = position = 0
     while True:
         await asyncio.sleep(_PROGRESS_INTERVAL_S)

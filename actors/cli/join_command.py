@@ -1,4 +1,4 @@
-"""`asterism join`: adds this machine to a run that another machine started."""
+"""`asterism join` adds this machine to a run that another machine started."""
 
 import uvloop
 from rich.console import Console
@@ -14,11 +14,11 @@ from asterism.bus.process.waiting import make_interrupt_event
 from asterism.bus.transport.address_book import TcpAddress
 from asterism.configs.errors import UnusableInput
 
-EXIT_INTERRUPTED = 130  # as a shell reports ^C
+EXIT_INTERRUPTED = 130  # exit code of a process that ^C ended, as a shell reports it
 
 
 def parse_endpoint(endpoint: str) -> TcpAddress:
-    """Parses `tcp://HOST:PORT` or `HOST:PORT`. Raises UnusableInput."""
+    """Parse `tcp://HOST:PORT` or `HOST:PORT`. Raises UnusableInput."""
     host, colon, port = endpoint.removeprefix("tcp://").rpartition(":")
     if not (colon and host and port.isdecimal() and 0 < int(port) < 65_536):
         raise UnusableInput(f"{endpoint}: not an endpoint; use tcp://HOST:PORT, as the run prints at its start")
@@ -26,7 +26,7 @@ def parse_endpoint(endpoint: str) -> TcpAddress:
 
 
 def choose_own_address(run_address: TcpAddress, host: str, port: int) -> TcpAddress:
-    """Empty `host`: detected. Port 0: the run's port. Raises UnusableInput."""
+    """Return this machine's address. An empty `host` is detected; port 0 is the run's port. Raises UnusableInput."""
     if port and not 1024 <= port <= 65_535 - PORTS_PER_NODE:
         raise UnusableInput(
             f"--port {port}: must be between 1024 and {65_535 - PORTS_PER_NODE}; the 99 ports after it are used too"
@@ -35,7 +35,7 @@ def choose_own_address(run_address: TcpAddress, host: str, port: int) -> TcpAddr
 
 
 def join_run(joining: JoinOptions, console: Console) -> int:
-    """Returns the exit code: 0, 1 if a process died, 130 if interrupted. Raises UnusableInput."""
+    """Return the exit code: 0, 1 if a process died, 130 if interrupted. Raises UnusableInput."""
     display = PlainDisplay(console)
     try:
         return uvloop.run(_join(joining, display))

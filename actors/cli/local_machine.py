@@ -1,4 +1,4 @@
-"""This machine, for a plan: memory, disk and GPUs, and the measured rates of its devices."""
+"""This machine is described for a plan: memory, disk and GPUs, and the measured rates of its devices."""
 
 import os
 import shutil
@@ -13,13 +13,13 @@ from asterism.analysis.planning.plan_inputs import GPUS, PlannedMachines
 from asterism.analysis.simulation.cluster_model import GpuSpec
 from asterism.configs.schema.run_config import RunConfig
 
-_MEASURED_S = 1.0  # of each rate
+_MEASURED_S = 1.0  # duration of each measurement
 _MATRIX_SIZES = {"cpu": 1024, "cuda": 8192}
 _COPIED_BYTES = {"cpu": 256 * 2**20, "cuda": 2**30}
 
 
 def detect_machine(run: RunConfig, *, measures: bool = False) -> PlannedMachines:
-    """With GPUs only if the run uses some: that imports torch. `measures`: takes some seconds."""
+    """Describe this machine; its GPUs only if the run uses some: they need torch. `measures` takes some seconds."""
     uses_gpus = "cuda" in (run.learner.device, run.engine.device)
     gpus, gpu = _find_gpus() if uses_gpus else (0, None)
     cpu = None
@@ -40,7 +40,7 @@ def detect_machine(run: RunConfig, *, measures: bool = False) -> PlannedMachines
 
 
 def _find_gpus() -> tuple[int, GpuSpec | None]:
-    """Their number and the specification of the first one. The rates of an unknown GPU are 0."""
+    """Return the number of GPUs and the specification of the first one. The rates of an unknown GPU are 0."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -52,7 +52,7 @@ def _find_gpus() -> tuple[int, GpuSpec | None]:
 
 
 def _measure_rates(spec: GpuSpec, device: str, dtype: str) -> GpuSpec:
-    """Matrix products in `dtype`, and copies: the rates of this device instead of a data sheet's."""
+    """Measure matrix products in `dtype`, and copies: the device's rates then replace those of a data sheet."""
     import torch
 
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0))))

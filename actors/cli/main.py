@@ -1,4 +1,4 @@
-"""The `asterism` command: the arguments and help texts of its subcommands."""
+"""This file has the arguments and help texts of the `asterism` command and of most subcommands."""
 
 import sys
 from importlib.metadata import version

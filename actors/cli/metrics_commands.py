@@ -1,4 +1,4 @@
-"""The `asterism metrics` command: delivers the records of a run to metric sinks after its end."""
+"""`asterism metrics` delivers the records of a run to metric sinks after its end."""
 
 import subprocess
 from typing import Annotated
@@ -25,7 +25,7 @@ SinkOption = Annotated[
 
 @metrics_app.callback()
 def accept_no_options() -> None:
-    """A group with one command."""
+    """Do nothing: a group with one command stays a group only if it has a callback."""
 
 
 @metrics_app.command()

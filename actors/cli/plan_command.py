@@ -1,4 +1,4 @@
-"""`asterism plan`: does a configuration fit the machines, and how long does a step take?"""
+"""`asterism plan` estimates whether a configuration fits the machines, and how long a step takes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,16 +18,16 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.model.model_config import DecoderConfig, build_tiny_config, load_model_config
 
-_TINY_VOCABULARY = 512  # the generated tokenizer has fewer entries
+_TINY_VOCABULARY = 512  # upper bound of the generated tokenizer's entries
 _GPUS_PER_NODE = 8
 EXIT_DOES_NOT_FIT = 1
 
 
 class PlanOptions(NamedTuple):
-    """The command's arguments. Without `gpu` the plan is for this machine."""
+    """Arguments of the command. Without `gpu` the plan is for this machine."""
 
     gpu: str | None = None
-    gpus: int | None = None  # per node; with `gpu` 8 by default
+    gpus: int | None = None  # number of GPUs per node; with `gpu` 8 by default
     nodes: int | None = None
     gpu_memory_gib: float | None = None
     host_memory_gib: float | None = None
@@ -41,7 +41,7 @@ class PlanOptions(NamedTuple):
 
 
 def print_plan(config: Path, overrides: Sequence[str], options: PlanOptions, console: Console) -> int:
-    """Returns the exit code. Raises UnusableInput."""
+    """Print the plan and return the exit code. Raises UnusableInput."""
     check_json_path(options.json_file)
     run = load_run(config, overrides)
     machines = choose_machines(run, options)
@@ -53,14 +53,14 @@ def print_plan(config: Path, overrides: Sequence[str], options: PlanOptions, con
 
 
 def plan_local_run(run: RunConfig) -> RunPlan:
-    """On this machine. Raises UnusableInput."""
+    """Plan the run on this machine. Raises UnusableInput."""
     return build_plan(PlanInputs(run, find_model_config(run), detect_machine(run)))
 
 
 def find_model_config(run: RunConfig) -> DecoderConfig:
-    """Of model.checkpoint, which may lack weights; of [tiny] if the run has yet to create the model.
+    """Return the model's configuration, from model.checkpoint or from [tiny] if the run has yet to create the model.
 
-    Raises UnusableInput with the key.
+    The checkpoint may lack weights. Raises UnusableInput with the key.
     """
     folder = RunFolder(Path(run.runs_folder) / run.name).expand_path(run.model.checkpoint)
     if run.tiny is not None and not folder.exists():
@@ -73,7 +73,7 @@ def find_model_config(run: RunConfig) -> DecoderConfig:
 
 
 def choose_machines(run: RunConfig, options: PlanOptions) -> PlannedMachines:
-    """This machine, or machines with the named GPU; then the sizes that the options give. Raises UnusableInput."""
+    """Return this machine, or machines with the named GPU, with the sizes of the options. Raises UnusableInput."""
     if options.gpu is None:
         if options.gpus is not None:
             raise UnusableInput(f"--gpus: name the GPU with --gpu; known are {', '.join(GPUS)}")

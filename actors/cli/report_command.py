@@ -1,4 +1,4 @@
-"""`asterism report`: prints a run's summary, curves and utilization."""
+"""`asterism report` prints a run's summary, curves and utilization."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from asterism.configs.run_folder import RunFolder, StagesFolder
 
 
 def report_run(path: Path, *, json: bool, console: Console) -> None:
-    """Writes the JSON and the figures into the run's folder; with `json`, prints only the JSON.
+    """Write the JSON and the figures into the run's folder; with `json`, print only the JSON.
 
     An unfinished run has no summary and a simulated run no metrics; the report omits them. Raises
     UnusableInput if the folder does not exist or has no logs.
@@ -58,7 +58,7 @@ def _report_stages(folder: StagesFolder, *, json: bool, console: Console) -> Non
 def _show_results(folder: RunFolder, console: Console) -> None:
     if folder.summary.exists():
         console.print(build_summary_table(read_summary(folder.path)))
-    if folder.metrics.exists():  # also of an unfinished run
+    if folder.metrics.exists():  # true also for an unfinished run
         for line in list_health_lines({"health": read_metric_lines(folder.path).health}):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     for picture in draw_all_curves(folder):

@@ -1,4 +1,4 @@
-"""`asterism run`: runs a configuration and prints the summary of the finished run."""
+"""`asterism run` runs a configuration and prints the summary of the finished run."""
 
 import os
 import time
@@ -40,7 +40,7 @@ from asterism.policies.tools.task_description import TaskDescription, choose_acc
 
 
 def run_recipe(config: Path, overrides: Sequence[str], selection: StageSelection, console: Console) -> int:
-    """Returns 0, 1 after a lost process, a full disk or a failed health check, 130 if interrupted. Raises UnusableInput."""
+    """Return 0, 1 if a process died, the disk is full or a health check failed, or 130 if interrupted."""
     try:
         if stages := load_stages(config, overrides):
             return _run_stages(stages, selection, console)
@@ -56,13 +56,13 @@ def run_recipe(config: Path, overrides: Sequence[str], selection: StageSelection
     except RunAlreadyFinished as finished:
         console.print(str(finished), markup=False, highlight=False, soft_wrap=True)
         return 0
-    except KeyboardInterrupt:  # before or after the launcher, for example during the replay
+    except KeyboardInterrupt:  # ^C came before or after the launcher, for example during the replay
         console.print("interrupted", markup=False)
         return EXIT_INTERRUPTED
 
 
 def _run_stages(stages: Stages, selection: StageSelection, console: Console) -> int:
-    """A worker node joins each stage that the head runs."""
+    """Run the stages on the head; a worker node joins each stage that the head runs."""
     place = read_placement(os.environ)
     if place is not None and place.rank > 0:
         joining = configure_worker(stages[0][1], place)
@@ -122,7 +122,6 @@ def _run_configured(run: RunConfig, *, resume: bool, overwrite: bool, console: C
 
 
 def describe_resumption(folder: RunFolder) -> str:
-    """The step after which a resumed run continues."""
     step = find_resume_step(folder)
     if step is not None:
         return f"continues after step {step}, from {folder.get_checkpoint_path(step)}"

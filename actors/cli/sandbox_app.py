@@ -1,4 +1,4 @@
-"""The arguments and help texts of `asterism sandbox`."""
+"""This file has the arguments and help texts of `asterism sandbox`."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`asterism sandbox bench | shell | doctor`: uses the code sandbox without a run."""
+"""`asterism sandbox bench | shell | doctor` uses the code sandbox without a run."""
 
 import asyncio
 import codeop
@@ -46,12 +46,12 @@ _IN_FLIGHT = (1, 16, 256)
 
 
 def suppress_logs() -> None:
-    """Hides the sandbox's log entries below the level "error"."""
+    """Hide the sandbox's log entries below the level "error"."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
 
 
 def make_sandbox_of_run(run: RunConfig, folder: RunFolder, purpose: str) -> Sandbox:
-    """For calls and gradings of a finished run: with the backend that its `auto` chose."""
+    """Make a sandbox for calls and gradings of a finished run, with the backend that the run chose for `auto`."""
     config = run.sandbox
     if config.backend == "auto" and (before := read_isolation(folder, EXECUTOR)) is not None:
         config = replace(config, backend=before["backend"])
@@ -59,7 +59,7 @@ def make_sandbox_of_run(run: RunConfig, folder: RunFolder, purpose: str) -> Sand
 
 
 def load_config_or_defaults(config: Path | None, overrides: Sequence[str]) -> RunConfig:
-    """The configuration of a file, or the defaults. Raises ConfigError."""
+    """Load the configuration from a file, or the defaults without one. Raises ConfigError."""
     return load_run(config, overrides if config else ["name=sandbox", *overrides])
 
 
@@ -68,7 +68,7 @@ def load_config_or_defaults(config: Path | None, overrides: Sequence[str]) -> Ru
 
 @asynccontextmanager
 async def _open_sandbox(run: RunConfig, at: Path | None) -> AsyncGenerator[SandboxClient | ForkServerSandbox]:
-    """Connects to the sandbox served in the folder `at`, or starts one."""
+    """Connect to the sandbox served in the folder `at`, or start one."""
     if at is not None:
         async with SandboxClient(at) as client:
             yield client
@@ -82,7 +82,7 @@ async def _open_sandbox(run: RunConfig, at: Path | None) -> AsyncGenerator[Sandb
 
 
 def open_shell(run: RunConfig, at: Path | None, console: Console) -> None:
-    """Raises SandboxFailure if no sandbox is available."""
+    """Open a shell in the sandbox. Raises SandboxFailure if no sandbox is available."""
 
     async def open_and_run() -> None:
         async with _open_sandbox(run, at) as sandbox:
@@ -92,7 +92,7 @@ def open_shell(run: RunConfig, at: Path | None, console: Console) -> None:
 
 
 def run_benchmark(run: RunConfig, at: Path | None, seconds: float, console: Console) -> dict[str, float]:
-    """Runs load for about `seconds`; other work on this machine lowers the figures."""
+    """Run load for about `seconds` and return the figures; other work on this machine lowers them."""
     return uvloop.run(_run_benchmark(run, at, seconds / (len(_BENCHMARK_CALLS) * len(_IN_FLIGHT)), console))
 
 
@@ -103,7 +103,7 @@ async def _run_benchmark(
     figures: dict[str, float] = {}
     async with _open_sandbox(run, at) as sandbox:
         for kind in _BENCHMARK_CALLS:
-            # Warm-up: fork servers start with the first call.
+            # The warm-up starts the fork servers, which start with the first call.
             await run_burst(sandbox, list(make_program_probes(kind, range(8))))
             for in_flight in _IN_FLIGHT:
                 seen = await measure_programs(sandbox, kind, in_flight, seconds_per_case)
@@ -123,7 +123,7 @@ def _format_cells(figures: LoadFigures) -> tuple[str, str, str, str]:
 
 
 def examine_sandbox(run: RunConfig, console: Console) -> bool:
-    """Whether the sandbox contained every escape attempt. Raises SandboxFailure."""
+    """Return whether the sandbox contained every escape attempt. Raises SandboxFailure."""
     isolation, findings = uvloop.run(_examine(run))
     console.print(f"backend: {format_isolation(isolation)}", highlight=False, soft_wrap=True)
     for sentence in isolation.missing:
@@ -158,7 +158,7 @@ class ShellSandbox(Protocol):
 
 
 async def run_shell(sandbox: ShellSandbox, console: Console) -> None:
-    """Runs cells until end of file. A cell is complete when Python's own prompt would run it."""
+    """Run cells until end of file. A cell is complete when Python's own prompt would run it."""
     notebook = secrets.randbits(62)  # other clients may use the same sandbox
     cells = _read_cells(interactive=sys.stdin.isatty())
     call = 0
@@ -175,7 +175,7 @@ async def run_shell(sandbox: ShellSandbox, console: Console) -> None:
 
 
 async def _await_next_cell(cells: Iterator[str]) -> str | None:
-    """Reads the next cell in a daemon thread, so that ^C ends the shell during `input`."""
+    """Read the next cell in a daemon thread, so that ^C ends the shell during `input`."""
     loop = asyncio.get_running_loop()
     cell: asyncio.Future[str | None] = loop.create_future()
     threading.Thread(target=lambda: loop.call_soon_threadsafe(cell.set_result, next(cells, None)), daemon=True).start()
@@ -204,7 +204,7 @@ def _read_line(prompt: str, *, interactive: bool) -> str | None:
 
 
 def _is_complete(cell: str) -> bool:
-    """Code that does not compile is complete too: the sandbox reports its error."""
+    """Return whether Python would run the cell; broken code counts too: the sandbox reports its error."""
     try:
         return codeop.compile_command(cell, symbol="single") is not None
     except (SyntaxError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""`asterism simulate`: compares policies on one generated or recorded step, in virtual time."""
+"""`asterism simulate` compares policies on one generated or recorded step, in virtual time."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -26,10 +26,10 @@ POLICIES: tuple[SimulatedPolicy, ...] = (*get_args(PolicyName), "oracle")
 
 
 class ProgressLines:
-    """Prints a line at most every few seconds, since a step of the report's size takes minutes."""
+    """A printer of progress. A line is due only every few seconds, since a step of the report's size takes minutes."""
 
     def __init__(self, policy: str, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: in seconds."""
+        """`clock` returns seconds."""
         self._policy, self._console, self._clock = policy, console, clock
         self._due_s = clock() + _PROGRESS_INTERVAL_S
 
@@ -43,7 +43,7 @@ class ProgressLines:
 
 
 class SimulateOptions(NamedTuple):
-    """The command's arguments. `workload`: a preset's name, or the folder of a run."""
+    """Arguments of the command. `workload` is a preset's name, or the folder of a run."""
 
     workload: str
     policies: str
@@ -63,7 +63,7 @@ class _SimulatedStep(NamedTuple):
 
 
 def simulate_workload(options: SimulateOptions, console: Console) -> None:
-    """Raises UnusableInput."""
+    """Simulate, print and write. Raises UnusableInput."""
     policies = _parse_policies(options.policies)
     step = _load_step(options)
     folders = _choose_log_folders(options.run, policies)
@@ -139,7 +139,6 @@ def _choose_cluster(options: SimulateOptions, default: SimulatedCluster) -> Simu
 
 
 def _parse_policies(names: str) -> list[SimulatedPolicy]:
-    """The named policies without duplicates; "all" names all of them."""
     if names == "all":
         return list(POLICIES)
     chosen = list(dict.fromkeys(name.strip() for name in names.split(",")))
@@ -152,7 +151,7 @@ def _parse_policies(names: str) -> list[SimulatedPolicy]:
 def _choose_log_folders(
     run: Path | None, policies: Sequence[SimulatedPolicy]
 ) -> dict[SimulatedPolicy, RunFolder | None]:
-    """The log folder of each policy: `run` itself, or a subfolder per policy."""
+    """Return the log folder of each policy: `run` itself, or a subfolder per policy."""
     if run is None:
         return dict.fromkeys(policies)
     folders: dict[SimulatedPolicy, RunFolder | None] = {}

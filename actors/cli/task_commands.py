@@ -1,4 +1,4 @@
-"""`asterism task check`: checks a task without a model."""
+"""`asterism task check` checks a task without a model."""
 
 from __future__ import annotations
 
@@ -66,15 +66,15 @@ AttackOption = Annotated[
     bool, typer.Option("--attack", help="Also play answers that solve nothing, and report those with a reward.")
 ]
 
-_SHOWN_TOKENS = 16  # ids of a prompt
-_SHOWN_LINES = 15  # at the start and at the end of a text
-_SHOWN_CHARACTERS = 3000  # of a text
+_SHOWN_TOKENS = 16  # limit of shown ids of a prompt
+_SHOWN_LINES = 15  # limit of shown lines, at the start and at the end of a text
+_SHOWN_CHARACTERS = 3000  # limit of shown characters of a text
 _STYLES = {"problem": "bold red", "hint": "yellow"}
 
 
 @task_app.callback()
 def keep_subcommands() -> None:
-    pass  # without a callback, typer has no name for the only command
+    pass  # without a callback, typer would drop the name of the only command
 
 
 @task_app.command(
@@ -108,7 +108,7 @@ def check(
 
 
 def _load_config(code: str, data: Path | None, config: Path | None, task: str, overrides: Sequence[str]) -> RunConfig:
-    """Raises UnusableInput."""
+    """Load CONFIG, or build a configuration with one task. Raises UnusableInput."""
     from asterism.configs.load import load_run
 
     if config is not None:
@@ -121,7 +121,7 @@ def _load_config(code: str, data: Path | None, config: Path | None, task: str, o
     name = re.sub(r"[^A-Za-z0-9_-]", "", code.rpartition(":")[2]).lstrip("_-") or "task"
     texts = {"name": name, "import": code, "data": str(data)}
     table = ", ".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in texts.items())
-    # No engine runs, so its cache must not limit the length of a trajectory.
+    # No engine runs here: its cache must not limit the length of a trajectory.
     settings = ["name=check", "engine.kv_tokens=1000000000000", f"tasks=[{{{table}}}]"]
     return load_run(None, [*settings, *_add_prefix(name, overrides)])
 
@@ -131,7 +131,7 @@ def _add_prefix(task: str, overrides: Iterable[str]) -> list[str]:
 
 
 def _find_task(run: RunConfig, name: str) -> TaskConfig:
-    """`name` may be empty if there is only one. Raises UnusableInput."""
+    """Find the task by name; `name` may be empty if there is only one. Raises UnusableInput."""
     found = [task for task in run.resolved_tasks if run.tasks and name in ("", task.name)]
     if len(found) == 1:
         return found[0]
@@ -145,7 +145,7 @@ def _find_task(run: RunConfig, name: str) -> TaskConfig:
 def _check_task(
     run: RunConfig, task: TaskConfig, turns: Path | None, tokenizer: Path | None, *, attacks: bool
 ) -> TaskCheck:
-    """Raises UnusableInput."""
+    """Play the script, or turns made from the tools. Raises UnusableInput."""
     from asterism.actors.cli.sandbox_commands import suppress_logs
     from asterism.policies.dialogue.chat_format import get_call_format
     from asterism.tasks.checking.task_check import CheckInputs, check_task_code, write_byte_tokenizer
@@ -168,7 +168,7 @@ def _check_task(
 
 
 def _load_code(run: RunConfig, task: TaskConfig) -> TaskDescription:
-    """In other processes, as at the start of a run. Raises UnusableInput with the key."""
+    """Check the code in other processes, as at the start of a run. Raises UnusableInput with the key."""
     from asterism.actors.launch.checks.task_code_checks import check_reward_function, describe_tasks
     from asterism.policies.tools.task_description import MATH
 
@@ -204,7 +204,7 @@ def _print_check(checked: TaskCheck, console: Console) -> None:
 
 
 def _print_prompt(console: Console, prompt: CheckedPrompt, first: CheckedPrompt) -> None:
-    """Without the lines at its start that it shares with the first prompt."""
+    """Print the prompt without the lines at its start that it shares with the first prompt."""
     lines = prompt.text.splitlines()
     pairs = zip(lines, first.text.splitlines(), strict=False)
     shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)) if prompt is not first else 0
@@ -265,7 +265,7 @@ def _print_turn(console: Console, turn: PlayedTurn) -> None:
 
 
 def _print_text(console: Console, text: str, indent: str) -> None:
-    """Without the middle of a long text."""
+    """Print the text without the middle of a long text."""
     from asterism.policies.dialogue.tool_results import truncate_middle
 
     lines = truncate_middle(text, _SHOWN_CHARACTERS).splitlines()

@@ -1,1 +1,1 @@
-"""Builds the inference engine of a generator from the run's configuration."""
+"""Inference engines of generators, and the checkpoints that commands name."""

@@ -1,9 +1,9 @@
-"""The argument that names a model on a command line: a folder, a run or one of its steps, or the URL of a server.
+"""The checkpoint argument of a command names a model: a folder, a run or one of its steps, or the URL of a server.
 
 models/qwen3                        a transformers folder
 runs/demo/checkpoints/step_000040   a checkpoint of a run
 runs/demo                           the newest checkpoint of a run that has an exported model
-runs/demo:40, demo:best, demo:last  one of its steps; a bare name is that of a run in runs/
+runs/demo:40, demo:best, demo:last  a step of the run; a bare name stands for a run in runs/
 http://localhost:30000/v1           a server with OpenAI's completions API
 """
 
@@ -32,17 +32,17 @@ class RunStep(NamedTuple):
 
 
 class CheckpointArgument(NamedTuple):
-    """`folder` has config.json, weights and tokenizer; it is None for a URL."""
+    """A parsed argument. `folder` has config.json, weights and tokenizer; without a folder there is a URL."""
 
-    text: str  # as given
+    text: str  # argument as given
     folder: Path | None
-    run: RunFolder | None = None  # of a run's checkpoint
-    step: int | None = None  # RL steps before this checkpoint of a run
+    run: RunFolder | None = None  # run of the checkpoint, if it belongs to one
+    step: int | None = None  # number of RL steps before this checkpoint of a run
     url: str = ""
 
 
 def parse_checkpoint_argument(text: str) -> CheckpointArgument:
-    """Raises UnusableInput, which lists the steps of a run."""
+    """Parse the argument. Raises UnusableInput, which lists the steps of a run."""
     if "://" in text:
         return CheckpointArgument(text, None, url=_check_url(text))
     path = Path(text)
@@ -54,12 +54,12 @@ def parse_checkpoint_argument(text: str) -> CheckpointArgument:
     if colon and (run := _find_run(name)) is not None:
         return _choose_step(text, run, step)
     if path.is_dir():
-        raise UnusableInput(f"{text}: has neither config.json, as a model, nor config.toml, as a run")
+        raise UnusableInput(f"{text}: is neither a model's folder (config.json) nor a run's (config.toml)")
     raise UnusableInput(f"{text}: no such folder; expected a model's folder, RUN, RUN:STEP or the URL of a server")
 
 
 def find_run_step(text: str) -> RunStep:
-    """RUN, RUN:STEP or the folder of a checkpoint; the step need not have an exported model. Raises UnusableInput,
+    """Find RUN, RUN:STEP or the folder of a checkpoint; the step needs no exported model. Raises UnusableInput,
     which lists the steps."""
     name, colon, wanted = text.rpartition(":")
     if (found := find_checkpoint_folder(Path(text))) is not None:
@@ -74,13 +74,13 @@ def find_run_step(text: str) -> RunStep:
 
 
 def find_run_folder(text: str) -> RunFolder | None:
-    """Of RUN, RUN:STEP or the folder of a checkpoint."""
+    """Return the run of RUN, RUN:STEP or the folder of a checkpoint; None if it does not exist."""
     found = find_checkpoint_folder(Path(text))
     return found.run if found is not None else _find_run(text) or _find_run(text.rpartition(":")[0])
 
 
 def find_checkpoint_folder(path: Path) -> RunStep | None:
-    """None for a folder that is no checkpoint of a run."""
+    """Return the run and the step of a checkpoint's folder; None for another folder."""
     resolved = path.resolve()
     run, name = RunFolder(resolved.parent.parent), CHECKPOINT_NAME.fullmatch(resolved.name)
     if name is None or resolved.parent != run.checkpoints or not run.config.is_file():
@@ -89,7 +89,7 @@ def find_checkpoint_folder(path: Path) -> RunStep | None:
 
 
 def list_exported_steps(run: RunFolder) -> list[int]:
-    """Steps of which the run has kept an exported model, in ascending order."""
+    """List the steps of which the run has kept an exported model, in ascending order."""
     return [step for step in _list_checkpoint_steps(run) if _has_model(run.get_checkpoint_path(step))]
 
 
@@ -110,7 +110,7 @@ def _has_model(folder: Path) -> bool:
 
 
 def _describe_folder(text: str, path: Path) -> CheckpointArgument:
-    """With the run if it is one of its checkpoints."""
+    """Describe a model's folder, with its run and step if it is a run's checkpoint."""
     found = find_checkpoint_folder(path)
     if not _has_model(path):
         if found is not None:
@@ -123,7 +123,7 @@ def _describe_folder(text: str, path: Path) -> CheckpointArgument:
 
 
 def _find_run(text: str) -> RunFolder | None:
-    """The run's folder, or the run of this name in runs/."""
+    """Return the run in this folder, or the run of this name in runs/; None without either."""
     folders = (Path(text), Path(RUNS_FOLDER) / text) if text else ()
     for path in folders:
         StagesFolder(path).refuse()
@@ -136,8 +136,8 @@ def _choose_step(text: str, run: RunFolder, wanted: str) -> CheckpointArgument:
 
 
 def _pick_step(text: str, run: RunFolder, wanted: str, steps: Sequence[int], kind: str) -> int:
-    """`wanted`: a number, the name of a checkpoint's folder, "best", or "last" or empty for the newest. `steps`: those
-    with a `kind`."""
+    """Return the step that `wanted` names: a number, a checkpoint's folder name, "best", or "last" or empty for the
+    newest. `steps` are the steps with a `kind`."""
     if not steps:
         raise UnusableInput(f"{text}: {run.checkpoints} has no {kind} yet")
     known = f"{run.path} has the steps {', '.join(map(str, steps))}"

@@ -1,7 +1,7 @@
-"""Ends a generator immediately, without further messages, when its engine is lost for good.
+"""A generator ends immediately, without further messages, when its engine is lost for good.
 
-The launcher then reports that the engine has left, and each of its turns is requested again once.
-A failure that the generator reported would count in addition, so it reports none while `is_set`.
+The launcher then reports that the engine has left, and each of its turns is requested once again.
+A failure that the generator reported would count in addition, so it reports no failure while `is_set`.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from asterism.engine.contract import EngineFailure
 
 
 class EngineGoneSignal:
-    """Cancels the task that creates it."""
+    """A signal that cancels the task that created it."""
 
     def __init__(self) -> None:
         self._task = asyncio.current_task()
@@ -23,7 +23,7 @@ class EngineGoneSignal:
         return self._cause is not None
 
     def cancel_task(self, cause: str) -> None:
-        """The task runs only its cleanup from now on."""
+        """Cancel the task, which runs only its cleanup from now on."""
         assert self._task is not None, "EngineGoneSignal must be created in a task"
         if self._cause is None:
             self._cause = cause
@@ -31,7 +31,7 @@ class EngineGoneSignal:
 
     @contextmanager
     def raising_engine_failure(self) -> Generator[None]:
-        """Raises EngineFailure after `cancel_task`, and for a group of only EngineFailures."""
+        """Raise EngineFailure after `cancel_task`, and for a group of only EngineFailures."""
         try:
             yield
         except asyncio.CancelledError:
@@ -48,7 +48,6 @@ class EngineGoneSignal:
 
 
 def _collect_messages(group: ExceptionGroup[EngineFailure]) -> list[str]:
-    """The distinct messages, in order."""
     messages: dict[str, None] = {}
     for error in group.exceptions:
         for message in _collect_messages(error) if isinstance(error, ExceptionGroup) else [str(error)]:

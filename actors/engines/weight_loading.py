@@ -1,5 +1,5 @@
-"""Loads published weights into an engine of this machine: transfer from the learner's machine if necessary, time limit,
-identity by digest."""
+"""A loader brings published weights into an engine of this machine: transfer from the learner if necessary, timeout,
+and comparison by digest."""
 
 import asyncio
 import time
@@ -23,20 +23,20 @@ class WeightLoader:
     ) -> None:
         """`fetch` copies weights to this machine or raises WeightsRefused; None if the learner runs on this machine.
 
-        `timeout_s`: of a transfer with its load.
+        `timeout_s` limits a transfer with its load.
         """
         self._engine, self._fetch, self._timeout_s, self._clock = engine, fetch, timeout_s, clock
         self._loaded_digest = ""
         self._logger = structlog.get_logger()
 
     def is_newer(self, weights: WeightsPublished) -> bool:
-        """Whether the engine holds an older version, or the same version with other bits: a restarted learner trains a
+        """Return whether the engine has an older version, or this version with other bits: a restarted learner trains a
         version again."""
         held = self._engine.version
         return weights.version > held or (weights.version == held and weights.digest != self._loaded_digest)
 
     async def load(self, weights: WeightsPublished) -> None:
-        """Raises WeightsRefused, or EngineFailure after the timeout."""
+        """Transfer and load the weights. Raises WeightsRefused, or EngineFailure after the timeout."""
         stage = "transfer to this machine"
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -51,7 +51,7 @@ class WeightLoader:
         self._loaded_digest = weights.digest
 
     async def _fetch_to_node(self, weights: WeightsPublished) -> WeightsPublished:
-        """Meanwhile the engine generates with its present weights."""
+        """Transfer the weights; meanwhile the engine generates with its present ones."""
         if self._fetch is None:
             return weights
         began = self._clock()

@@ -1,4 +1,4 @@
-"""Computes the probe of loaded weights in an engine, for the comparison with the learner (policies/health/weight_probes.py)."""
+"""The prober computes an engine's probe of loaded weights, for policies/health/weight_probes.py to compare."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,7 +11,7 @@ from asterism.bus.messages import WeightsPublished
 from asterism.configs.schema.algorithm import GREEDY
 from asterism.engine.contract import EngineFailure, Generation, GenerationRequest
 
-PROBE_TIMEOUT_S = 30.0  # the run waits for the engine meanwhile
+PROBE_TIMEOUT_S = 30.0  # seconds; the run waits for the engine meanwhile
 
 
 class EngineProber:
@@ -21,7 +21,7 @@ class EngineProber:
         release_cache: Callable[[int], None],
     ) -> None:
         self._generate, self._release_cache = generate, release_cache
-        # Negative: these sequences belong to no trajectory. Each once: their tokens do not count as recomputed.
+        # Negative ids belong to no trajectory. Each id is used once, so that its tokens do not count as recomputed.
         self._sequence_ids = count(-1, -1)
         self._logger = structlog.get_logger()
 

@@ -1,1 +1,1 @@
-"""Evaluations of a run and of `asterism eval`: their answers and results."""
+"""Answers and results of evaluations, during a run and in `asterism eval`."""

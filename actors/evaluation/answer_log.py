@@ -1,8 +1,8 @@
-"""Writes the answers of evaluations to answers.jsonl, in the head process.
+"""The head process writes the answers of evaluations to answers.jsonl.
 
-An observer of the deciders passes each end of an evaluated trajectory to AnswerLog. A thread decodes the tokens, appends the
+An observer of the deciders passes each end of an evaluated trajectory to AnswerLog. A thread decodes it, appends a
 line and synchronizes the file. The line may precede the commit of its event, and a head that recovers from a kill
-observes its events again: an answer is written once. Its bound is the number of answers of the evaluation in flight.
+observes its events again, so an answer is written only once. The answers in flight bound the thread's queue.
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ class AnswerLog:
     def __init__(
         self, path: Path, rules: Mapping[str, Rules], success: SuccessRule, *, has_dialogues: bool = False
     ) -> None:
-        """`rules`: by name of the task. `has_dialogues`: whether lines have the texts of responses."""
+        """`rules` are by name of the task. `has_dialogues`: lines contain the texts of responses."""
         self._path, self._rules = path, rules
         self._success, self._has_dialogues = success, has_dialogues
         cut_torn_line(path)
         self._records = {each.key: each for each in read_answers(path)}
         self._thread = ThreadPoolExecutor(1, "answers")
         self._last_write: Future[None] | None = None
-        self._error: Exception | None = None  # of the first answer that is not written
+        self._error: Exception | None = None  # error of the first answer that is not written
 
     def append(self, start: AnswerStart, end: TrajectoryFinished | TrajectoryFailed) -> None:
-        """In the background. Raises the error of an earlier answer, such as DiskError."""
+        """Write the answer in the background. Raises the error of an earlier answer, such as DiskError."""
         if self._error is not None:
             raise self._error
         self._last_write = self._thread.submit(self._append, start, end)
 
     async def list_answers(self, label: str, version: int) -> list[AnswerRecord]:
-        """Those of one evaluation, sorted, without dialogues. Raises the error of an earlier answer, such as DiskError."""
+        """List one evaluation's answers, sorted, without dialogues. Raises the error of an earlier answer."""
         if self._last_write is not None:
             await asyncio.wrap_future(self._last_write)
         if self._error is not None:
@@ -83,7 +83,7 @@ class AnswerLog:
         self._thread.shutdown()
 
     def _append(self, start: AnswerStart, end: TrajectoryFinished | TrajectoryFailed) -> None:
-        """On the thread. After an error the last line may be torn, and no line may follow it."""
+        """Write the answer on the thread. After an error the last line may be torn, and no line may follow it."""
         if self._error is not None:
             return
         key = start.request.label, start.request.version, start.group.seed
@@ -93,7 +93,7 @@ class AnswerLog:
         try:
             record = self._build_record(start, end)
             self._write(encode(record) + b"\n")
-        except Exception as error:  # the top of this thread: the next call of this class raises it
+        except Exception as error:  # this is the top of the thread: the next call of this class raises the error
             self._error = error
             raise
         self._records[key] = replace(record, dialogue=())
@@ -142,15 +142,15 @@ class AnswerLog:
 
 
 class AnswerObserver:
-    """Passes the ends of evaluated trajectories to the log, and every decision to another observer
+    """An observer that passes ends of evaluated trajectories to the log, and every decision to another observer
     (asterism.actors.runtime.decider_loop.Observer)."""
 
     def __init__(self, log: AnswerLog, planned: Sequence[PlannedAnswer], other: Observer) -> None:
         self._log, self._other = log, other
-        self.quiet = False  # of `other`; an answer is written once in any case
+        self.quiet = False  # whether `other` is quiet; an answer is written once in any case
         self._planned = {each.seed: each for each in planned}
         self._request: EvaluationRequested | None = None
-        self._open: dict[int, AnswerStart] = {}  # by group
+        self._open: dict[int, AnswerStart] = {}  # answers in flight, by group
 
     def on_decision(self, now: float, event: AnyMessage, effects: Sequence[Send]) -> None:
         self._other.quiet = self.quiet
@@ -174,9 +174,9 @@ class AnswerObserver:
 
 
 def extract_answer(rules: Rules, end: TrajectoryFinished) -> str | None:
-    """As the rollout extracted it for the grader; empty without one, and for a response that a limit ended ungraded.
+    """Return the answer that the rollout extracted for the grader; empty without one, and if a limit ended it ungraded.
 
-    None for an environment or a dialogue: their rewards need no answer.
+    The answer is None for an environment or a dialogue: their rewards need none.
     """
     if rules.kind != "tools":
         return None
@@ -188,12 +188,12 @@ def extract_answer(rules: Rules, end: TrajectoryFinished) -> str | None:
 
 
 def find_last_turn(record: TokenRecord) -> int:
-    """Position of the first token of the last generated turn."""
+    """Return the position of the first token of the last generated turn."""
     return record.loss_mask.rstrip(b"\x00").rfind(b"\x00") + 1
 
 
 def split_turns(rules: Rules, record: TokenRecord) -> tuple[AnswerTurn, ...]:
-    """The response in turns of the model and of its environment, in order."""
+    """Split the response into turns of the model and of its environment, in order."""
     turns: list[AnswerTurn] = []
     start, mask = record.prompt_tokens, record.loss_mask
     while start < len(mask):
@@ -211,7 +211,7 @@ def _decode(rules: Rules, part: bytes) -> str:
 
 
 def drop_answers_after(path: Path, step: int) -> None:
-    """Remove the answers of weights after `step`, from which a run resumes; all if it starts again.
+    """Remove the answers of weights after `step`, from which a run resumes; all answers if it starts again.
 
     Raises UnusableInput for a damaged line.
     """

@@ -1,7 +1,7 @@
-"""The run of `asterism eval`: its configuration from a checkpoint or from URLs, and from the options of the command.
+"""`asterism eval` makes its run's configuration here, from a checkpoint or from URLs, and from the command's options.
 
-Tasks, tools, dialogues, rewards and sampling are those of the checkpoint's run, of --config, or the defaults, in this order
-of availability: --config replaces the run's. The run has no learner (evaluation.only); its engines start with the weights.
+Tasks, tools, dialogues, rewards and sampling come from --config, else the checkpoint's run, else the defaults.
+The run has no learner (evaluation.only); its engines start with the weights.
 """
 
 import hashlib
@@ -25,12 +25,12 @@ from asterism.configs.schema.sglang import SGLangConfig
 from asterism.engine.data.data_files import DatasetError, read_rows
 
 _KEYS = (*RunConfig.__struct_fields__, PRESET_KEY, STAGE_KEY, STAGES_KEY)
-_QUEUED_FRAMES = 4  # per trajectory, as RunConfig requires
+_QUEUED_FRAMES = 4  # number of frames per trajectory, as RunConfig requires
 DEFAULT_SET = "test"  # name of data.test in results, and of its set if it has several answers per question
 
 
 class ServerOptions(NamedTuple):
-    """Of URLs. Empty: the configuration's value."""
+    """Options that are only for URLs. An empty one stands for the configuration's value."""
 
     tokenizer: Path | None = None
     model: str = ""
@@ -39,10 +39,10 @@ class ServerOptions(NamedTuple):
 
 class EvalOptions(NamedTuple):
     targets: Sequence[str]  # CHECKPOINT, or one or more URLs
-    settings: Sequence[str] = ()  # of --set: NAME=FILE, a set of questions; KEY=VALUE, a key of the configuration
+    settings: Sequence[str] = ()  # values of --set: NAME=FILE for a set of questions, KEY=VALUE for the configuration
     config: Path | None = None
     samples: int | None = None
-    questions: int | None = None  # at most, of each set
+    questions: int | None = None  # limit of the questions of each set
     temperature: float | None = None  # 0: greedy answers
     name: str | None = None
     server: ServerOptions = ServerOptions()
@@ -54,7 +54,7 @@ class EvaluationSetup(NamedTuple):
 
 
 def build_evaluation_setup(options: EvalOptions) -> EvaluationSetup:
-    """Raises UnusableInput, which names the argument, flag or key."""
+    """Build the run and its weights. Raises UnusableInput, which names the argument, flag or key."""
     weights = [parse_checkpoint_argument(target) for target in options.targets]
     files, overrides = split_settings(options.settings)
     if len(weights) > 1 and any(each.folder is not None for each in weights):
@@ -76,8 +76,8 @@ def build_evaluation_setup(options: EvalOptions) -> EvaluationSetup:
 
 
 def split_settings(settings: Sequence[str]) -> tuple[dict[str, Path], list[str]]:
-    """(files by name of the set, overrides of the configuration). A key of the configuration begins with one of its
-    top level; another name is that of a set. Raises UnusableInput for an unusable name."""
+    """Return (files by name of the set, overrides of the configuration). A setting is an override if it begins with a
+    top-level key of the configuration; other names are those of sets. Raises UnusableInput for an unusable name."""
     files: dict[str, Path] = {}
     overrides: list[str] = []
     for setting in settings:
@@ -100,7 +100,7 @@ def _check_set_name(setting: str, name: str) -> str:
 
 
 def choose_engine_settings(base: RunConfig, weights: Sequence[CheckpointArgument]) -> dict[str, Any]:
-    """The tables of the engines for a checkpoint, or for one server per URL."""
+    """Return the tables of the engines for a checkpoint, or for one server per URL."""
     urls = tuple(each.url.rstrip("/") for each in weights if each.url)
     if not urls:
         return {"sglang": replace(base.sglang, external_urls=(), colocate=False)}
@@ -118,12 +118,12 @@ def choose_engine_settings(base: RunConfig, weights: Sequence[CheckpointArgument
 
 
 def _uses_openai(weights: Sequence[CheckpointArgument]) -> bool:
-    """Whether the URLs have a path, such as /v1; SGLang's own API has none. Raises UnusableInput for both kinds."""
+    """Return whether the URLs have a path, such as /v1; SGLang's API has none. Raises UnusableInput for a mixture."""
     have_paths = [each.url.rstrip("/").count("/") > 2 for each in weights]
     if any(have_paths) and not all(have_paths):
         raise UnusableInput(
             f"{weights[have_paths.index(False)].url}: expected a URL with a path, such as http://localhost:8000/v1, like the "
-            "other URLs; one without a path is that of an SGLang server"
+            "other URLs; a URL without a path is for an SGLang server"
         )
     return all(have_paths)
 
@@ -131,11 +131,11 @@ def _uses_openai(weights: Sequence[CheckpointArgument]) -> bool:
 def _set_server_options(base: RunConfig, weights: Sequence[CheckpointArgument], server: ServerOptions) -> RunConfig:
     if server.tokenizer is not None:
         if weights[0].folder is not None:
-            raise UnusableInput(f"--tokenizer {server.tokenizer}: a checkpoint has its own; the flag is for URLs")
+            raise UnusableInput(f"--tokenizer {server.tokenizer}: a checkpoint has its own; use the flag with URLs")
         base = replace(base, model=ModelConfig(checkpoint=str(server.tokenizer.absolute())))
     if (server.model or server.api_key_variable) and not _uses_openai(weights):
         flag = "--model" if server.model else "--api-key-variable"
-        raise UnusableInput(f"{flag}: it is for URLs of OpenAI's API, such as http://localhost:8000/v1")
+        raise UnusableInput(f"{flag}: use the flag with URLs of OpenAI's API, such as http://localhost:8000/v1")
     openai = OpenAIConfig(
         model=server.model or base.openai.model,
         api_key_variable=server.api_key_variable or base.openai.api_key_variable,
@@ -145,7 +145,7 @@ def _set_server_options(base: RunConfig, weights: Sequence[CheckpointArgument], 
 
 
 def _load_base(options: EvalOptions, weights: CheckpointArgument, overrides: Sequence[str]) -> RunConfig:
-    """With the files of the checkpoint's run, where its configuration names them by $RUN."""
+    """Load the configuration; paths with $RUN then name the files of the checkpoint's run."""
     path = options.config or (weights.run.config if weights.run else None)
     named = overrides if path else [f"name={RUNS_FOLDER}", *overrides]
     run = load_run(path, named)
@@ -158,7 +158,7 @@ def _load_base(options: EvalOptions, weights: CheckpointArgument, overrides: Seq
 
 
 def _require_effective_limit(run: RunConfig, keys: Sequence[str]) -> None:
-    """Raise UnusableInput if the run's limit of evaluations hides a limit in `keys`."""
+    """Raise UnusableInput if the run's limit of evaluations overrides a limit in `keys`."""
     limit, own = run.evaluation.response_tokens, "evaluation.response_tokens"
     hidden = [key for key in keys if key.endswith("dialogue.response_tokens")]
     if limit and hidden and own not in keys:
@@ -180,7 +180,7 @@ def _without_training(base: RunConfig) -> RunConfig:
 
 
 def _widen_queues(base: RunConfig, evaluation: EvaluationConfig) -> BusConfig:
-    """All trajectories start together."""
+    """Widen the queues of the bus, because all trajectories start together."""
     answers = sum(each.questions * each.samples for each in evaluation.sets) or evaluation.questions * len(
         base.resolved_tasks
     )
@@ -223,7 +223,7 @@ def _build_evaluation(base: RunConfig, files: dict[str, Path], options: EvalOpti
 
 
 def _build_set(base: RunConfig, name: str, file: Path, options: EvalOptions) -> EvaluationSetConfig:
-    """Of all questions of the file. A set of the run with this name has its task."""
+    """Build a set of all questions of the file, with the task of the run's set of this name."""
     known = next((each for each in base.evaluation.sets if each.name == name), None)
     try:
         rows = sum(1 for _ in read_rows(file))
@@ -239,7 +239,7 @@ def _build_set(base: RunConfig, name: str, file: Path, options: EvalOptions) -> 
 
 
 def _list_known_sets(base: RunConfig, options: EvalOptions) -> Sequence[EvaluationSetConfig]:
-    """Of the run: [[evaluation.sets]], or with several answers per question the questions of data.test or tasks[].test."""
+    """List the run's sets: [[evaluation.sets]], or for several answers per question data.test or tasks[].test."""
     if base.evaluation.sets:
         return base.resolved_evaluation_sets
     if (options.samples or 1) == 1:
@@ -253,12 +253,12 @@ def _limit_set(known: EvaluationSetConfig, options: EvalOptions) -> EvaluationSe
 
 
 def count_planned_answers(run: RunConfig) -> int:
-    """At most, since prompts over the limit are not asked."""
+    """Count the answers, at most: prompts over the limit are not asked."""
     return sum(each.questions * each.samples for each in run.resolved_evaluation_sets)
 
 
 def hash_files(paths: Sequence[Path]) -> str:
-    """SHA-256 of the contents, one file after the other."""
+    """Return the SHA-256 of the contents, one file after the other."""
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:

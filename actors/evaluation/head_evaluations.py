@@ -1,4 +1,4 @@
-"""Evaluations in the head process: their answers, their metrics, and the answers of earlier launches."""
+"""The head process records answers and metrics of evaluations, and finds the answers of earlier launches."""
 
 import asyncio
 from collections.abc import Generator, Sequence
@@ -28,7 +28,7 @@ from asterism.policies.task_counts import add_components, compute_answer_ratios,
 
 @contextmanager
 def recording_answers(run: RunConfig, folder: RunFolder, other: Observer) -> Generator[tuple[AnswerLog, Observer]]:
-    """The log of answers, and an observer that writes to it and then calls `other`. After the head has loaded the
+    """Open the log of answers, and an observer that writes to it and then calls `other`. The head must have loaded the
     problems."""
     tokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
     rules, counts = build_rules(run, read_task_descriptions(folder), tokenizer), read_problem_counts(folder)
@@ -40,9 +40,9 @@ def recording_answers(run: RunConfig, folder: RunFolder, other: Observer) -> Gen
 
 
 def find_answered(run: RunConfig, folder: RunFolder, epoch: int) -> tuple[int, ...]:
-    """Seeds of the answers that a resumed `asterism eval` need not ask for.
+    """Return the seeds of the answers that a resumed `asterism eval` need not ask for.
 
-    An incarnation that recovers from the log takes those of the first incarnation of this launch: its deciders must
+    An incarnation that recovers from the log takes the seeds of this launch's first incarnation: its deciders must
     repeat their decisions.
     """
     if not run.evaluation.only:
@@ -58,11 +58,11 @@ def find_answered(run: RunConfig, folder: RunFolder, epoch: int) -> tuple[int, .
 
 
 class EvaluationMetrics:
-    """Adds the figures of the answers to the lines of evaluations, and passes all lines on: a service of the head."""
+    """A service of the head that adds figures of the answers to the lines of evaluations, and passes all lines on."""
 
     def __init__(self, run: RunConfig, folder: RunFolder, log: AnswerLog, write: Service) -> None:
         self._run, self._folder, self._log, self._write = run, folder, log, write
-        self._questions: dict[str, list[str]] = {}  # names, by set
+        self._questions: dict[str, list[str]] = {}  # names of the questions, by set
 
     async def write(self, message: AnyMessage) -> None:
         if isinstance(message, MetricsRecorded) and message.kind == "evaluation":
@@ -72,12 +72,12 @@ class EvaluationMetrics:
         await self._write(message)
 
     def _select_recorded(self, message: MetricsRecorded) -> dict[str, float]:
-        """The recorder has not seen the answers of earlier launches of `asterism eval`."""
+        """Return the values to keep: the recorder lacks the answers of earlier launches of `asterism eval`."""
         kept = ("version", "other_version_tokens") if self._run.evaluation.only else message.values
         return {key: message.values[key] for key in kept}
 
     def _compute(self, answers: Sequence[AnswerRecord]) -> dict[str, float]:
-        """For sets with several answers per question. For `asterism eval` also the keys of the recorder."""
+        """Compute figures of sets with several answers per question; for `asterism eval` the recorder's keys too."""
         values = self._count_all(answers) if self._run.evaluation.only else {}
         for each in self._run.resolved_evaluation_sets:
             own = [answer for answer in answers if answer.set == each.name]

@@ -1,6 +1,6 @@
-"""What an evaluation's figures belong to: digests of weights and data, fixed at its first start.
+"""Provenance identifies the weights and data of an evaluation by digests, fixed at its first start.
 
-A resumed evaluation must have the same; otherwise its answers would be of two models, or on two data sets.
+A resumed evaluation must have the same digests; otherwise its answers would be of two models, or on two data sets.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,16 +22,16 @@ from asterism.engine.model.weight_files import list_weight_files
 
 
 class Provenance(msgspec.Struct, frozen=True):
-    weights: dict[str, Any]  # of a checkpoint: folder, run, step, sha256 of its weight files; else the URLs and models
-    data: dict[str, str]  # SHA-256 of the files of each set, by its name
+    weights: dict[str, Any]  # a checkpoint's folder, run, step and sha256 of its weight files; else the URLs and models
+    data: dict[str, str]  # SHA-256 of the files of each set, by name of the set
 
 
 def compute_provenance(
     run: RunConfig, weights: Sequence[CheckpointArgument], served: Mapping[str, Any] | None = None
 ) -> Provenance:
-    """`served`: asterism.engine.engine_code.EvaluatedModels.description. Reads all weight files, about a second per GB.
+    """Compute the digests of weights and data. `served` is asterism.engine.engine_code.EvaluatedModels.description.
 
-    Raises UnusableInput for a missing file.
+    Reads all weight files, about a second per GB. Raises UnusableInput for a missing file.
     """
     sets = [each for each in run.resolved_evaluation_sets if each.data]
     data = {name_set(each): hash_files(list_data_files(Path(each.data))) for each in sets}
@@ -39,7 +39,7 @@ def compute_provenance(
 
 
 def name_set(config: EvaluationSetConfig) -> str:
-    """Sets without a name have that of their task."""
+    """Return the set's name, or the name of its task."""
     return config.name or config.task or DEFAULT_SET
 
 
@@ -54,7 +54,7 @@ def describe_weights(weights: Sequence[CheckpointArgument], served: Mapping[str,
 
 
 def name_model(run: RunConfig, provenance: Provenance) -> str:
-    """The model's name at its servers, or the folder of its checkpoint."""
+    """Return the model's name at its servers, or the folder of its checkpoint."""
     servers = provenance.weights.get("servers", {})
     return provenance.weights.get("model") or next(
         (model["model_path"] for model in servers.values()), run.model.checkpoint
@@ -62,7 +62,7 @@ def name_model(run: RunConfig, provenance: Provenance) -> str:
 
 
 def keep_provenance(folder: RunFolder, present: Provenance) -> None:
-    """Write it at the first start. Raises UnusableInput if a resumed evaluation began with other weights or data."""
+    """Write the digests at the first start. Raises UnusableInput if a resumed evaluation has other weights or data."""
     path = folder.provenance
     if not path.exists():
         write_atomically(path, msgspec.json.format(msgspec.json.encode(present)) + b"\n")

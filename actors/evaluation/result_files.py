@@ -1,4 +1,4 @@
-"""Writes the results of `asterism eval` into its run's folder, from answers.jsonl and the files of questions.
+"""Result files of `asterism eval` are written into its run's folder, from answers.jsonl and the files of questions.
 
 results.json     figures by set and difficulty, and the settings that they depend on; docs/evaluation.md lists the keys
 questions.jsonl  one line per question: its gold answer, and each answer with reward, ending, tokens, calls and seed
@@ -37,13 +37,13 @@ _DIFFICULTY_FIELDS = ("difficulty", "level", "Difficulty", "Level")
 
 class AskedSet(NamedTuple):
     config: EvaluationSetConfig
-    texts: Mapping[str, str]  # questions by name
+    texts: Mapping[str, str]  # texts of the questions, by name
     questions: Sequence[EvaluatedQuestion]
     result: SetResult
 
 
 def write_results(run: RunConfig, folder: RunFolder, provenance: Provenance) -> dict[str, Any]:
-    """The content of results.json. Raises UnusableInput for an unreadable file."""
+    """Write the files and return the content of results.json. Raises UnusableInput for an unreadable file."""
     answers = read_answers(folder.answers)
     sets = [_evaluate_set(run, folder, each, answers) for each in run.resolved_evaluation_sets if each.data]
     results = build_results(run, sets, provenance)
@@ -125,7 +125,7 @@ def _evaluate_set(
 def read_questions(
     run: RunConfig, folder: RunFolder, config: EvaluationSetConfig
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """(texts, difficulties), by name of the question, in the order of the file."""
+    """Return (texts, difficulties), by name of the question, in the order of the file."""
     task = _find_task(run, config)
     layout = get_row_layout(task, read_task_descriptions(folder)[task.name])._replace(all_columns=True)
     texts: dict[str, str] = {}
@@ -141,8 +141,8 @@ def read_questions(
 
 
 def find_over_limit(names: Sequence[str], asked: set[str], limit: int) -> list[str]:
-    """The questions of the file that were skipped for their long prompts. If the limit of the set is reached, those
-    before the last asked one."""
+    """List the questions of the file that were skipped for their long prompts. If the set has reached its limit, only
+    questions before the last asked one count."""
     last = max((place for place, name in enumerate(names) if name in asked), default=-1)
     considered = names[: last + 1] if len(asked) >= limit else names
     return [name for name in considered if name not in asked]
@@ -182,7 +182,7 @@ def _write_traces(
     final: Mapping[tuple[str, int, int], AnswerRecord],
     model: str,
 ) -> None:
-    """One answer at a time: the dialogues of all answers may not fit into memory."""
+    """Write one answer at a time: the dialogues of all answers may not fit into memory."""
     request, texts = _get_request(run), {(each.config.name, each.config.task): each.texts for each in sets}
     with replacing_file(folder.path / "traces.jsonl") as file:
         for answer in _iter_final(folder.answers, final):

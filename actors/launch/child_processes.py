@@ -1,4 +1,4 @@
-"""The processes that a launcher starts, monitors and stops."""
+"""A launcher starts, monitors and stops its processes with this class."""
 
 import asyncio
 import contextlib
@@ -27,12 +27,12 @@ class ProcessDied(Exception):
 class ChildProcess(NamedTuple):
     name: str
     process: asyncio.subprocess.Process
-    output_path: Path  # stdout and stderr
-    exit_reason_path: Path  # on a tmpfs (asterism.bus.process.exit_reason)
+    output_path: Path  # file of stdout and stderr
+    exit_reason_path: Path  # file on a tmpfs (asterism.bus.process.exit_reason)
 
 
 class ChildProcesses:
-    """Each child runs in a separate session, so that a terminal's ^C reaches only the launcher, and dies with it."""
+    """Children of a launcher: each dies with it, and has its own session, so that ^C reaches only the launcher."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -40,7 +40,7 @@ class ChildProcesses:
         self._logger = structlog.get_logger()
 
     async def spawn(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> ChildProcess:
-        """If cancelled, the child is started nevertheless, so that it can be stopped with the others."""
+        """Start a child. A cancelled call starts it nevertheless, so that it can be stopped with the others."""
         starting = asyncio.ensure_future(self._start(name, argv, environment))
         try:
             return await asyncio.shield(starting)
@@ -65,17 +65,15 @@ class ChildProcesses:
         return child
 
     def remove(self, name: str) -> None:
-        """Forget a child that has ended as expected."""
+        """Remove a child that has ended as expected; list_failed then leaves it out."""
         del self._children[name]
 
     async def wait_for_exit(self, name: str, timeout_s: float) -> bool:
-        """Whether the child ends within `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._children[name].process.wait(), timeout_s)
         return self._children[name].process.returncode is not None
 
     async def kill(self, name: str) -> None:
-        """Kill the child and its process group."""
         process = self._children[name].process
         if process.returncode is None:
             self._logger.warning("process.killed", name=name, pid=process.pid)
@@ -84,17 +82,16 @@ class ChildProcesses:
         await process.wait()
 
     def watch_heartbeats(self, senders: Sequence[str], incarnation: int, settings: SupervisionConfig) -> HeartbeatWatch:
-        """For a child that starts now."""
         return HeartbeatWatch(senders, incarnation, settings, self._folder)
 
     async def kill_hung(self, name: str, hang: Hang) -> None:
-        """Kill a child that runs, but hangs. A stopped process is killed, too; learner ranks die with torchrun's agent."""
+        """Kill a child that hangs, even if it is a stopped process; learner ranks die with torchrun's agent."""
         self._logger.error("process.timed_out", name=name, cause=hang.cause, hung_s=round(hang.duration_s, 1))
         await self.kill(name)
 
     async def shut_down(self, bus: Bus, name: str, timeout_s: float) -> None:
         """Send Shutdown, and kill the child if it does not end within `timeout_s`."""
-        with contextlib.suppress(asyncio.TimeoutError):  # if its queue is full, it is killed below
+        with contextlib.suppress(asyncio.TimeoutError):  # a child with a full queue is killed below
             await asyncio.wait_for(bus.send(name, Shutdown()), timeout=0.5)
         await self.kill_after(name, timeout_s)
 
@@ -105,7 +102,6 @@ class ChildProcesses:
         await self.kill_after(name, timeout_s)
 
     async def kill_after(self, name: str, timeout_s: float) -> None:
-        """Kill the child if it does not end within `timeout_s`."""
         if not await self.wait_for_exit(name, timeout_s):
             await self.kill(name)
 
@@ -126,7 +122,6 @@ def describe_exit(child: ChildProcess) -> str:
 
 
 def build_process_died_error(child: ChildProcess, how: str = "") -> ProcessDied:
-    """The error for a child that ended unexpectedly."""
     reason = read_exit_reason(child.output_path, child.exit_reason_path)
     return ProcessDied(
         f"{child.name} ended {how}with exit code {child.process.returncode}:\n{reason}\n"
@@ -135,7 +130,7 @@ def build_process_died_error(child: ChildProcess, how: str = "") -> ProcessDied:
 
 
 def build_thread_environment(count: int) -> Mapping[str, str]:
-    """Waiting threads sleep instead of spinning, since there are more processes than cores."""
+    """Build variables with which waiting threads sleep instead of spinning: there are more processes than cores."""
     return {
         "OMP_NUM_THREADS": str(count),
         "OPENBLAS_NUM_THREADS": str(count),

@@ -1,4 +1,4 @@
-"""Claims a run's folder for one launch: a new one, one to resume, or one to overwrite."""
+"""A launch claims a run's folder: a new one, one to resume, or one to overwrite."""
 
 import fcntl
 import os
@@ -30,12 +30,12 @@ class RunFolderError(UnusableInput):
 
 
 class RunAlreadyFinished(Exception):
-    """There is nothing to resume. `str(error)` names the summary."""
+    """The run has nothing to resume. `str(error)` names the summary."""
 
 
 @contextmanager
 def claimed_run_folder(run: RunConfig, *, resume: bool, overwrite: bool) -> Generator[RunFolder]:
-    """The run's folder with its resolved configuration, locked for this process.
+    """Yield the run's folder with its resolved configuration, locked for this process.
 
     At the end the folder gets a manifest of its files, which a resume checks. Raises RunFolderError, RunAlreadyFinished,
     and UnusableInput for an unusable cluster key or address, and for a damaged file.
@@ -43,7 +43,7 @@ def claimed_run_folder(run: RunConfig, *, resume: bool, overwrite: bool) -> Gene
     if resume and overwrite:
         raise RunFolderError("--resume continues a run and --overwrite deletes it; use only one of them")
     folder = RunFolder(Path(run.runs_folder) / run.name)
-    if resume and not folder.config.exists():  # before the folder is made
+    if resume and not folder.config.exists():  # raises before the folder is made
         raise RunFolderError(f"{folder.path}: there is no run to resume")
     with ExitStack() as exit_stack:
         try:
@@ -67,14 +67,14 @@ def claimed_run_folder(run: RunConfig, *, resume: bool, overwrite: bool) -> Gene
 
 
 def delete_run(folder: RunFolder) -> None:
-    """Raises RunFolderError if a run uses the folder, and OSError."""
+    """Delete the run except its lock. Raises RunFolderError if a run uses the folder, and OSError."""
     with folder.lock.open("a+") as lock:
         _acquire_lock(lock.fileno(), folder)
         _delete_content(folder)
 
 
 def keep_task_descriptions(folder: RunFolder, descriptions: Mapping[str, TaskDescription]) -> None:
-    """Writes them for the run's processes. Raises RunFolderError if a resumed run began with others."""
+    """Write the descriptions for the run's processes. Raises RunFolderError if a resumed run began with others."""
     before = read_task_descriptions(folder) if folder.task_descriptions.exists() else {}
     if changed := [name for name, each in before.items() if descriptions.get(name) != each]:
         name = changed[0]
@@ -88,14 +88,14 @@ def keep_task_descriptions(folder: RunFolder, descriptions: Mapping[str, TaskDes
 
 @contextmanager
 def scratch_folders(folder: RunFolder) -> Generator[None]:
-    """Empty folders for sockets and shared memory, removed at the end. Removes those of dead runs."""
+    """Make empty folders for sockets and shared memory, and remove them at the end. First remove those of dead runs."""
     remove_stale_scratch()
     with holding_scratch(folder.sockets), holding_scratch(folder.shared_memory):
         yield
 
 
 def _acquire_lock(lock_fd: int, folder: RunFolder) -> None:
-    """The kernel releases the lock when this process ends, also after a kill."""
+    """Lock the folder. The kernel releases the lock when this process ends, also after a kill."""
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -145,18 +145,18 @@ def _prepare_folder(run: RunConfig, folder: RunFolder, *, resume: bool, overwrit
 
 
 def _delete_content(folder: RunFolder) -> None:
-    """All except the lock. The configuration is deleted last: it marks the folder as a run's."""
+    """Delete all except the lock. The configuration is deleted last: it marks the folder as a run's."""
     for path in sorted(folder.path.iterdir(), key=lambda path: path == folder.config):
         if path != folder.lock:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-# Without a line of metrics they have no record.
+# While the run has no line of metrics, these stores of sinks have no record.
 _STORES_OF_SINKS = ("tensorboard", "wandb", "mlflow.db", "trackio")
 
 
 def _has_begun(folder: RunFolder) -> bool:
-    """Whether the folder has a checkpoint, an event, or a file that no failed start leaves. If not, any run may use it."""
+    """Return whether the folder has a checkpoint, an event, or a file that no failed start leaves."""
     left_by_failed_start = {
         *(folder.config, folder.lock, folder.launch_counter, folder.problem_counts, folder.task_descriptions),
         folder.provenance,
@@ -165,7 +165,7 @@ def _has_begun(folder: RunFolder) -> bool:
         *(folder.logs, folder.events, folder.data, folder.checkpoints, folder.batches, folder.path / "isolation"),
         *(folder.sinks, *(folder.path / name for name in _STORES_OF_SINKS)),
     }
-    made_at_start = folder.metrics, folder.answers  # empty
+    made_at_start = folder.metrics, folder.answers  # both files are empty at the start
     left = {path for path in folder.path.iterdir() if path not in made_at_start or path.stat().st_size}
     if left - left_by_failed_start or any(folder.checkpoints.glob("step_*")):
         return True
@@ -173,21 +173,21 @@ def _has_begun(folder: RunFolder) -> bool:
 
 
 def _suggest_name(run: RunConfig) -> str:
-    """The first free name with a number at its end. The name of an evaluation ends with a step."""
+    """Suggest the first free name with a number at its end. The name of an evaluation ends with a step, which stays."""
     stem = run.name if run.evaluation.only else re.sub(r"-\d+$", "", run.name)
     free = next(name for number in count(2) if not (Path(run.runs_folder) / (name := f"{stem}-{number}")).exists())
     return f"--name {free} starts another run"
 
 
 def check_disk_space(folder: Path) -> None:
-    """Raise RunFolderError if a run does not begin with so little space."""
+    """Raise RunFolderError if the disk has less than MIN_FREE_MIB of free space."""
     free_mib = shutil.disk_usage(folder).free >> 20
     if free_mib < MIN_FREE_MIB:
         raise RunFolderError(f"{folder}: {free_mib} MiB free on this disk; a run needs at least {MIN_FREE_MIB}")
 
 
 def increment_counter(path: Path) -> int:
-    """The new count, from 1, also after a power failure. Raises UnusableInput and OSError."""
+    """Write and return the new count, from 1, also after a power failure. Raises UnusableInput and OSError."""
     number = _read_counter(path) + 1
     new = path.with_name(f"{path.name}.new")
     with new.open("w") as file:

@@ -1,4 +1,4 @@
-"""Builds the command lines of a node's processes."""
+"""Construction of the command lines of a node's processes."""
 
 import sys
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.tasks import PREPARE_TINY
 
-WEIGHT_SERVER_PORT_OFFSET = 88  # from a node's first port; processes on the bus use the ports below
+WEIGHT_SERVER_PORT_OFFSET = 88  # offset from a node's first port; processes on the bus use the ports below
 RENDEZVOUS_PORT_OFFSET, NUM_RENDEZVOUS_PORTS = 90, 10
-_INCARNATIONS_PER_LAUNCH = 1 << 20  # bound for one process
+_INCARNATIONS_PER_LAUNCH = 1 << 20  # bound on the incarnations of one process
 
 
 def compute_link_epoch(launch: int, incarnation: int = 0) -> int:
-    """The epoch of a process's links: a later incarnation has a higher epoch."""
+    """Return the epoch of a process's links: a later incarnation has a higher epoch."""
     return launch * _INCARNATIONS_PER_LAUNCH + incarnation
 
 
 class Rendezvous(NamedTuple):
-    """Where the ranks of one learner incarnation meet, if they run on several nodes."""
+    """Meeting point of the ranks of one learner incarnation, if they run on several nodes."""
 
     address: TcpAddress
     node_rank: int
@@ -29,7 +29,7 @@ class Rendezvous(NamedTuple):
 
 
 def list_heartbeat_senders(ranks_per_node: int, node_rank: int, num_nodes: int) -> Sequence[str]:
-    """The ranks that a learner node starts."""
+    """Return the names of the ranks that a learner node starts."""
     first, num_ranks = node_rank * ranks_per_node, num_nodes * ranks_per_node
     return [name_learner_rank(rank, num_ranks) for rank in range(first, first + ranks_per_node)]
 
@@ -48,7 +48,7 @@ class CommandLines:
         return self._build_argv("asterism.actors.process", name, *self._build_incarnation_flags(incarnation))
 
     def build_decider_argv(self, name: str, step: int, incarnation: int) -> list[str]:
-        """All incarnations share the launch's epoch, since a decider resumes where the killed one stopped."""
+        """Build the command line. A decider resumes where the killed one stopped, so incarnations share the epoch."""
         flags = ("--incarnation", str(incarnation), "--epoch", str(compute_link_epoch(self._launch)))
         return self._build_argv("asterism.actors.process", name, "--step", str(step), *flags)
 
@@ -59,9 +59,9 @@ class CommandLines:
         return self._build_argv("asterism.engine.weight_transfer.weight_server", *flags)
 
     def build_learner_argv(self, step: int, incarnation: int, rendezvous: Rendezvous | None = None) -> list[str]:
-        """The first incarnation resumes from the launch's step, a later one from the newest checkpoint.
+        """Build the command line. Incarnation 1 resumes from the launch's step, a later one from the newest checkpoint.
 
-        torchrun starts several ranks; it takes seconds, which a single rank saves.
+        torchrun starts several ranks; a single rank saves the seconds that torchrun takes.
         """
         first = ("--resume-step", str(step)) if incarnation == 1 else ()
         flags = (*first, *self._build_incarnation_flags(incarnation))
@@ -78,7 +78,7 @@ class CommandLines:
         )
 
     def _build_incarnation_flags(self, incarnation: int) -> tuple[str, ...]:
-        """Each incarnation has a new epoch: it knows nothing of the links of the killed one."""
+        """Give each incarnation a new epoch: it has no state of the links of the killed one."""
         return "--incarnation", str(incarnation), "--epoch", str(compute_link_epoch(self._launch, incarnation))
 
     def _build_argv(self, module: str, *arguments: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Shows a run's progress: live bars on a terminal, plain lines elsewhere."""
+"""The display shows a run's progress: live bars on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ from rich.table import Column
 from asterism.bus.messages import Progress as ProgressMessage
 
 PLAIN_INTERVAL_S = 5.0
-_OUTCOME_WIDTH = 14  # of "512/512 groups"; failures make it wider
-_METRIC_FORMATS = {  # metric: how it is shown; the components of the reward follow it
+_OUTCOME_WIDTH = 14  # width of "512/512 groups"; failures make the column wider
+_METRIC_FORMATS = {  # metric -> its format; the components of the reward follow it
     "loss": "loss {:.3f}",
     "reward": "reward {:.3f}",
     "errors_in_positives": "tool errors in positives {:.3f}",
@@ -33,7 +33,7 @@ class Display(Protocol):
 
 
 def make_display(console: Console, accuracy_label: str = "accuracy") -> Display:
-    """`accuracy_label`: of the share of successes, such as "reward > 0"."""
+    """Make a display. `accuracy_label` names the share of successes, such as "reward > 0"."""
     return LiveDisplay(console, accuracy_label) if console.is_terminal else PlainDisplay(console, accuracy_label)
 
 
@@ -48,7 +48,7 @@ def _format_metrics(values: Mapping[str, float], accuracy_label: str) -> str:
 
 
 def _format_components(values: Mapping[str, float]) -> list[str]:
-    """Empty for a single component, which is the reward."""
+    """Format the components; a single component is the reward itself and is not shown."""
     found = {
         name.removeprefix(_COMPONENT_PREFIX): value
         for name, value in values.items()
@@ -61,12 +61,12 @@ def _format_components(values: Mapping[str, float]) -> list[str]:
 
 
 def _format_outcome(values: Mapping[str, float]) -> str:
-    """The groups that a step trains on, failed trajectories, and whether a step changes no weights."""
+    """Format the groups that a step trains on, failed trajectories, and whether a step changes no weights."""
     parts: list[str] = []
     if groups := values.get("groups"):
         kept = groups - values["groups_rejected"] - values["groups_lost"]
         parts.append(f"{kept:.0f}/{groups:.0f} groups")
-    if failed := values.get("failed", values.get("trajectories_failed", 0)):  # of an evaluation, of a step
+    if failed := values.get("failed", values.get("trajectories_failed", 0)):  # key of an evaluation, else of a step
         parts.append(f"{failed:.0f} failed")
     if values.get("updates") == 0:
         parts.append("no update")
@@ -78,9 +78,9 @@ def _join_nonempty(*parts: str) -> str:
 
 
 class LiveDisplay:
-    """One bar per stage, followed by the metrics of the last step.
+    """A display with one bar per stage, followed by the metrics of the last step.
 
-    A narrow terminal shortens the metrics only, which come last.
+    A narrow terminal shortens only the metrics, which come last.
     """
 
     def __init__(self, console: Console, accuracy_label: str = "accuracy") -> None:
@@ -125,11 +125,11 @@ class LiveDisplay:
 
 
 class PlainDisplay:
-    """A line every PLAIN_INTERVAL_S, and one at the end of each stage."""
+    """A display that prints a line every PLAIN_INTERVAL_S, and one at the end of each stage."""
 
     def __init__(self, console: Console, accuracy_label: str = "accuracy") -> None:
         self._console, self._accuracy_label = console, accuracy_label
-        self._stage_starts: dict[str, tuple[float, int]] = {}  # by stage: time and number of its first shown step
+        self._stage_starts: dict[str, tuple[float, int]] = {}  # stage -> time and number of its first shown step
         self._last_shown_s = float("-inf")
 
     def show_progress(self, progress: ProgressMessage) -> None:

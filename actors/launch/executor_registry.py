@@ -1,4 +1,4 @@
-"""The launcher's registry of executors: which have joined, which have left, and the notices to rollouts.
+"""The launcher's registry of executors records joins and departures, and notifies the rollouts.
 
 Each incarnation of an executor has a separate address, so that no message for an earlier one reaches a later one. Only
 this registry forwards joins and departures to rollouts, which therefore receive them in order.
@@ -25,13 +25,13 @@ class ExecutorRegistry:
         self._rollouts = rollouts
         self._bus = bus
         self._build_argv = build_argv
-        self._exited: set[str] = set()  # addresses
+        self._exited: set[str] = set()  # addresses of incarnations that have ended
         self._joined: set[str] = set()  # addresses that were announced to rollouts
-        self._departed: set[str] = set()  # processes of departed nodes
+        self._departed: set[str] = set()  # names of processes of departed nodes
         self._logger = structlog.get_logger()
 
     def build_programs(self) -> Mapping[str, Program]:
-        """The failures of an executor are reset by its first result (ExecutorHealthy), not by its running time."""
+        """Build one program per executor. Its first result (ExecutorHealthy), not its running time, resets failures."""
         return {
             name: Program(
                 lambda incarnation, name=name: self._build_argv(name, incarnation),
@@ -57,7 +57,7 @@ class ExecutorRegistry:
             await self._notify_rollouts(ExecutorLeft(address, cause))
 
     async def remove_executor(self, name: str, cause: str) -> None:
-        """All incarnations of that executor, also if they have not joined yet."""
+        """Remove all incarnations of that executor, also if they have not joined yet."""
         self._departed.add(name)
         for address in [each for each in self._joined if parse_process(each) == name]:
             await self.on_left(address, cause)
@@ -66,7 +66,7 @@ class ExecutorRegistry:
         await self.on_left(f"{child.name}/{incarnation}", describe_exit(child))
 
     def _is_fatal_exit(self, incarnation: int, child: ChildProcess) -> bool:
-        """Unusable input is fatal only for a first incarnation that never joined; later the machine may be at fault."""
+        """Return whether unusable input ended a first incarnation that never joined; later the machine may fail."""
         return incarnation == 1 and f"{child.name}/1" not in self._joined and child.process.returncode == EXIT_UNUSABLE
 
     async def _notify_rollouts(self, event: ExecutorJoined | ExecutorLeft) -> None:

@@ -1,4 +1,4 @@
-"""Detects that a child process, or one of the learner ranks that it starts, hangs.
+"""A heartbeat watch detects that a child process, or one of the learner ranks that it starts, hangs.
 
 A process hangs if it sends no heartbeat within `supervision.heartbeat_timeout_s`, or if one of its operations takes
 longer than its limit (asterism.bus.process.operations).
@@ -15,7 +15,7 @@ from asterism.bus.process.waiting import SuspensionGuard
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.machines import SupervisionConfig
 
-_LATE_HEARTBEATS = 3  # a sender without a heartbeat for that many intervals is suspect if another one hangs
+_LATE_HEARTBEATS = 3  # a sender without a heartbeat for that many intervals is suspect if another sender hangs
 
 
 class Hang(NamedTuple):
@@ -24,29 +24,29 @@ class Hang(NamedTuple):
 
 
 class HeartbeatWatch:
-    """The heartbeats of one incarnation of a child: its own, or those of several `senders`, such as ranks."""
+    """Heartbeats of one incarnation of a child: those of its process, or of several `senders`, such as ranks."""
 
     def __init__(
         self, senders: Sequence[str], incarnation: int, settings: SupervisionConfig, folder: RunFolder
     ) -> None:
-        """Needs a running event loop. The time until the first heartbeat begins now."""
+        """Start the time until the first heartbeat. Needs a running event loop."""
         self._loop = asyncio.get_running_loop()
         self._incarnation = incarnation
         self._settings = settings
         self._paths = {sender: operations_path(folder, sender) for sender in senders}
         self._last_times = dict.fromkeys(senders, self._loop.time())
-        self._started: set[str] = set()  # senders with a heartbeat
-        self._measured_since = self._loop.time()  # without a suspension of this process
+        self._started: set[str] = set()  # senders that have sent a heartbeat
+        self._measured_since = self._loop.time()  # start of the time in which this process was not suspended
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Heartbeats of other senders and incarnations have no effect."""
+        """Record the time of the heartbeat, unless another sender or incarnation sent it."""
         if heartbeat.incarnation == self._incarnation and heartbeat.process in self._last_times:
             self._last_times[heartbeat.process] = self._loop.time()
             self._started.add(heartbeat.process)
 
     async def wait_for_exit(self, process: asyncio.subprocess.Process) -> Hang | None:
-        """Returns when the process has exited (None), or hangs."""
-        exit_wait = asyncio.ensure_future(process.wait())  # one for all looks: a process keeps cancelled waits
+        """Wait until the process has exited (None), or hangs."""
+        exit_wait = asyncio.ensure_future(process.wait())  # one wait for the loop: a process keeps cancelled waits
         try:
             return await self._wait_for_hang(exit_wait)
         finally:
@@ -91,7 +91,7 @@ class HeartbeatWatch:
         return load_operations(self._paths[sender], self._incarnation)
 
     def _list_overdue(self, sender: str) -> Iterator[RunningOperation]:
-        """The operations that exceed their limit. Time in which this process was suspended does not count."""
+        """Yield the operations that exceed their limit. Time in which this process was suspended does not count."""
         longest_s = self._loop.time() - self._measured_since
         for operation in self._load_operations(sender):
             if 0 < operation.limit_s < min(operation.get_elapsed_s(), longest_s):

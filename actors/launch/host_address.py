@@ -1,4 +1,4 @@
-"""Finds the address at which other hosts reach this one, and its network interface."""
+"""These functions find the address at which other hosts reach this one, and its network interface."""
 
 import errno
 import fcntl
@@ -8,13 +8,13 @@ import struct
 
 from asterism.configs.errors import UnusableInput
 
-_SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface, by its name
+_SIOCGIFADDR = 0x8915  # linux/sockios.h: reads the IPv4 address of an interface, by its name
 _IFREQ = struct.Struct("16s2xH4s232x")  # struct ifreq: name, then port and address of a sockaddr_in
-_NO_ADDRESS_ERRORS = (errno.EADDRNOTAVAIL, errno.ENODEV)  # no IPv4 address, or removed since the listing
+_NO_ADDRESS_ERRORS = (errno.EADDRNOTAVAIL, errno.ENODEV)  # no IPv4 address, or the interface is removed
 
 
 def find_host_address(peer: str, port: int) -> str:
-    """The IPv4 address of this host on its route to `peer`, a name or an address; nothing is sent.
+    """Return the IPv4 address of this host on its route to `peer`, a name or an address; nothing is sent.
 
     Raises UnusableInput if `peer` is unknown, unreachable, or a name that resolves to a loopback address on this host.
     """
@@ -22,7 +22,7 @@ def find_host_address(peer: str, port: int) -> str:
         try:
             probe.connect((peer, port))
             address = str(probe.getsockname()[0])
-        except (OSError, UnicodeError) as error:  # UnicodeError: an invalid name
+        except (OSError, UnicodeError) as error:  # UnicodeError stands for an invalid name
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise UnusableInput(f"{peer}: {reason}") from None
     if ipaddress.ip_address(address).is_loopback and not _is_loopback(peer):
@@ -34,7 +34,7 @@ def find_host_address(peer: str, port: int) -> str:
 
 
 def check_port_free(host: str, port: int, remedy: str) -> None:
-    """Raises UnusableInput, with the remedy, if the address is not this host's or the port is in use."""
+    """Check the address. Raises UnusableInput, with the remedy, if it is not this host's or the port is in use."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -44,7 +44,7 @@ def check_port_free(host: str, port: int, remedy: str) -> None:
 
 
 def find_interface(address: str) -> str:
-    """The name of the network interface with this IPv4 address. Raises UnusableInput if this host has none."""
+    """Return the name of the network interface with this IPv4 address. Raises UnusableInput if this host has none."""
     interfaces: list[str] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -75,6 +75,6 @@ def _is_loopback(host: str) -> bool:
 
 
 def build_rendezvous_environment(host: str) -> dict[str, str]:
-    """Makes torch.distributed use the network interface of this address. Raises UnusableInput."""
+    """Build variables with which torch.distributed uses this address's network interface. Raises UnusableInput."""
     interface = find_interface(host)
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}

@@ -1,4 +1,4 @@
-"""Reads this node's rank in its cluster from the environment of torchrun, Slurm's srun or a Kubernetes indexed job.
+"""The environment of torchrun, Slurm's srun or a Kubernetes indexed job has this node's rank in its cluster.
 
 If several apply, the innermost counts: torchrun may run under srun, and srun in a pod. A job with one task is not a
 cluster: the task may be a shell (`srun --pty bash`, `salloc`), and the index may number a sweep.
@@ -17,7 +17,7 @@ from asterism.bus.transport.address_book import TcpAddress
 from asterism.configs.errors import UnusableInput
 from asterism.configs.schema.run_config import RunConfig
 
-_RANGES = r"\[(\d+)(?:-\d+)?(?:,\d+(?:-\d+)?)*\]"  # [03-07,09], of which 03 is the first
+_RANGES = r"\[(\d+)(?:-\d+)?(?:,\d+(?:-\d+)?)*\]"  # [03-07,09], in which 03 is the first
 _FIRST_NODE = re.compile(rf"((?:[^\[\],\s]|{_RANGES})+)(?:,|$)")
 
 
@@ -29,7 +29,7 @@ class NodePlacement(NamedTuple):
 
 
 def read_placement(environment: Mapping[str, str]) -> NodePlacement | None:
-    """None for a single process. Raises UnusableInput if several processes share a node, or for an invalid rank."""
+    """Return the placement; None for a single process. Raises UnusableInput: a shared node or an invalid rank."""
     if "TORCHELASTIC_RUN_ID" in environment:
         place = _read_torchrun(environment)
     elif "SLURM_STEP_ID" in environment:  # a batch script and a plain shell have SLURM_PROCID too, but no step
@@ -59,7 +59,7 @@ def _read_torchrun(environment: Mapping[str, str]) -> NodePlacement:
 
 
 def _read_srun(environment: Mapping[str, str]) -> NodePlacement:
-    """From the step's variables, since SLURM_NTASKS and SLURM_NODELIST may describe the whole job."""
+    """Read the step's variables, since SLURM_NTASKS and SLURM_NODELIST may describe the whole job."""
     rank, tasks = _read_number(environment, "SLURM_PROCID"), _read_positive(environment, "SLURM_STEP_NUM_TASKS")
     nodes = _read_positive(environment, "SLURM_STEP_NUM_NODES")
     if tasks != nodes:
@@ -71,14 +71,14 @@ def _read_srun(environment: Mapping[str, str]) -> NodePlacement:
 
 
 def _read_kubernetes(environment: Mapping[str, str]) -> NodePlacement:
-    """The index is set by Kubernetes; the number of nodes and the host name of pod 0 by the manifest."""
+    """Read the index, which Kubernetes sets, and from the manifest the number of nodes and pod 0's host name."""
     rank, nodes = _read_number(environment, "JOB_COMPLETION_INDEX"), _read_positive(environment, "ASTERISM_NODES")
     head = _read_variable(environment, "ASTERISM_HEAD") if nodes > 1 else ""
     return NodePlacement(rank, nodes, head, "kubernetes")
 
 
 def parse_first_node(node_list: str) -> str:
-    """`rack2node03` of Slurm's `rack[2,4]node[03-07,09],gpu1`. Raises UnusableInput for an invalid node list."""
+    """Return `rack2node03` for Slurm's `rack[2,4]node[03-07,09],gpu1`. Raises UnusableInput for an invalid list."""
     first = _FIRST_NODE.match(node_list)
     if first is None:
         raise UnusableInput(f"SLURM_STEP_NODELIST={node_list}: expected a list of nodes, such as node[03-07,09],gpu1")
@@ -113,7 +113,7 @@ def _read_positive(environment: Mapping[str, str], name: str) -> int:
     return number
 
 
-_PROBE_ADDRESS = "192.0.2.1"  # reserved (RFC 5737): the route to it leaves by the address that others most likely see
+_PROBE_ADDRESS = "192.0.2.1"  # reserved (RFC 5737): the route to it starts at the address that others see
 
 
 def configure_head(run: RunConfig, place: NodePlacement | None) -> RunConfig:
@@ -129,7 +129,7 @@ def configure_head(run: RunConfig, place: NodePlacement | None) -> RunConfig:
 
 
 def configure_worker(run: RunConfig, place: NodePlacement) -> JoinOptions:
-    """Raises UnusableInput if this host has no route to node 0."""
+    """Return how this node joins node 0. Raises UnusableInput if this host has no route to node 0."""
     cluster = run.cluster
     _require_key(run, place)
     head = cluster.host or place.head

@@ -1,4 +1,4 @@
-"""The join handshake: a new node sends JoinRequested to the launcher of node 0 and waits for JoinAccepted."""
+"""In the join handshake a new node sends JoinRequested to the launcher of node 0 and waits for JoinAccepted."""
 
 import asyncio
 import contextlib
@@ -18,23 +18,23 @@ from asterism.configs.schema.run_config import RunConfig
 
 PrintLine = Callable[[str], None]
 
-_WAIT_NOTICE_INTERVAL_S = 10.0  # between two lines that report the missing answer
+_WAIT_NOTICE_INTERVAL_S = 10.0  # interval of lines that report the missing answer
 
 
 class JoinOptions(NamedTuple):
-    """The node, and the run that it joins."""
+    """Options of a node and of the run that it joins."""
 
-    head_address: TcpAddress  # where the run's launcher listens
+    head_address: TcpAddress  # address at which the run's launcher listens
     own_address: TcpAddress
     key_file: Path
-    num_generators: int = -1  # -1: as many as in the run's configuration
+    num_generators: int = -1  # -1: number of the run's configuration
     num_executors: int = -1
-    run_folder: Path | None = None  # the run's folder on this node, if its path differs from node 0's
-    join_timeout_s: float = 300.0  # for the answer to the join request
+    run_folder: Path | None = None  # path of the run's folder on this node, if it differs from node 0's
+    join_timeout_s: float = 300.0  # timeout of the join request
 
     @property
     def own_folder(self) -> RunFolder:
-        """Sockets and memory of this node, separate from those of other nodes of the same machine."""
+        """Return the folder of this node's sockets and memory, separate from other nodes on the same machine."""
         return RunFolder(
             Path(), f"{self.own_address.format_endpoint('control')} of {self.head_address.format_endpoint('control')}"
         )
@@ -43,7 +43,7 @@ class JoinOptions(NamedTuple):
 async def request_join(
     name: str, bus: Bus, options: JoinOptions, print_line: PrintLine, interrupted: asyncio.Event
 ) -> JoinAccepted | None:
-    """None if the wait was interrupted or timed out."""
+    """Request to join and return the answer; None if the wait was interrupted or timed out."""
     own = options.own_address
     await bus.send(LAUNCHER, JoinRequested(name, own.host, own.port, options.num_generators, options.num_executors))
     with contextlib.suppress(TimeoutError):
@@ -65,7 +65,7 @@ async def _print_wait_notices(options: JoinOptions, print_line: PrintLine) -> No
 
 
 def open_run_folder(accepted: JoinAccepted, options: JoinOptions) -> tuple[RunConfig, RunFolder]:
-    """The run's folder as this node sees it. Raises UnusableInput if it belongs to another run."""
+    """Return the run's folder as this node sees it. Raises UnusableInput if it belongs to another run."""
     folder = RunFolder(options.run_folder or Path(accepted.run_folder), options.own_folder.scratch)
     launch = folder.launch_counter.read_text().strip() if folder.launch_counter.exists() else ""
     if launch != str(accepted.launch):

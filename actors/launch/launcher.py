@@ -1,8 +1,8 @@
-"""The launcher: starts a run's processes, supervises them, shows progress, and stops them in order.
+"""The launcher starts a run's processes, supervises them, shows progress, and stops them in order.
 
-Consumes heartbeats (asterism.bus.process.heartbeat), Progress, HealthReported, RunFinished, and messages about executors; waits for the end of the
-run, a process that cannot be kept alive (asterism.actors.launch.supervisor), or SIGINT. No process outlives it: children die with
-it, even after `kill -9`.
+Consumes heartbeats (asterism.bus.process.heartbeat), Progress, HealthReported, RunFinished, and messages about
+executors; waits for the run's end, a process that fails too often (supervisor.py), or SIGINT. No process outlives it:
+children die with it, even after `kill -9`.
 """
 
 from __future__ import annotations
@@ -72,16 +72,16 @@ RunEnding = Literal["finished", "interrupted"]
 
 HEAD_STOP_TIMEOUT_S = 1.2
 _METRICS_POLL_S = 0.2
-NODE_STOP_MARGIN_S = 2.0  # after the slowest of their processes
+NODE_STOP_MARGIN_S = 2.0  # seconds after the timeout of a node's slowest process
 
 
 class TrainingStopped(Exception):
-    """A decider ended the run: no trajectory of a step or of an evaluation has a result, or a health check has the
+    """A decider ended the run: a step or an evaluation has no trajectory with a result, or a health check has the
     action "stop". The text has the cause."""
 
 
 def roll_back_to(folder: RunFolder, step: int) -> None:
-    """Delete the results of earlier launches after `step`. Runs before any process is started."""
+    """Delete the results of earlier launches after `step`. No process may be running."""
     delete_checkpoints_after(folder.checkpoints, step)
     BatchJournal(folder.batches).clear()
     MetricsFile(folder.metrics).truncate_after(step)
@@ -101,12 +101,12 @@ class Launcher:
         self._children = ChildProcesses(folder)
         self._sinks = MetricSinks(run, folder, display.print_line, partial(build_sink_argv, folder))
         self._cluster: ClusterMembership | None = None
-        self._rendezvous: Rendezvous | None = None  # of the learner's ranks, if on several nodes
-        self._saved_steps: asyncio.Queue[int] = asyncio.Queue()  # of CheckpointSaved; at most one is requested
+        self._rendezvous: Rendezvous | None = None  # rendezvous of the learner's ranks, if they run on several nodes
+        self._saved_steps: asyncio.Queue[int] = asyncio.Queue()  # steps of CheckpointSaved; at most one is requested
         self._logger = structlog.get_logger()
 
     async def launch(self) -> RunEnding:
-        """Raises ProcessDied and DiskError."""
+        """Run all processes until the run ends. Raises ProcessDied and DiskError."""
         interrupted = make_interrupt_event()
         listeners = self._open_cluster()
         network = load_network(self._folder.sockets)
@@ -142,7 +142,7 @@ class Launcher:
         return ending
 
     def _open_cluster(self) -> Sequence[Listener]:
-        """The addresses of this node's processes, if other nodes can join. Raises UnusableInput."""
+        """Assign the addresses of this node's processes; none unless other nodes can join. Raises UnusableInput."""
         cluster = self._run.cluster
         if not cluster.key:
             return ()
@@ -180,7 +180,7 @@ class Launcher:
     def _start(self, step: int | None, bus: Bus, executor_registry: ExecutorRegistry) -> Supervisor:
         """Start in dependency order; messages to processes that are not up yet are queued.
 
-        `step`: to resume from; None without a checkpoint.
+        `step` is the step to resume from; None without a checkpoint.
         """
         if step is not None:
             self._display.print_line(f"resuming after step {step}")
@@ -229,12 +229,12 @@ class Launcher:
         self._rendezvous = await self._cluster.wait_for_learner_nodes(step, incarnation)
 
     async def _kill_learner(self) -> None:
-        """Its next incarnation starts ranks on the nodes that are present then."""
+        """Kill the learner. Its next incarnation starts ranks on the nodes that are present then."""
         if LEARNER in self._children.names:
             await self._children.kill(LEARNER)
 
     def _is_fatal_decider_exit(self, incarnation: int, child: ChildProcess) -> bool:
-        """Without a log a decider cannot recover."""
+        """Return whether the exit ends the run: without a log a decider cannot recover."""
         return not self._run.log.events or is_unusable_exit(incarnation, child)
 
     # ---------------------------------------------------------------- watching
@@ -316,7 +316,7 @@ class Launcher:
     # ---------------------------------------------------------------- ending
 
     async def _stop(self, bus: Bus) -> None:
-        """Stop all processes except the head concurrently, then the head, so that its log is complete, and then the sinks."""
+        """Stop all other processes concurrently, then the head, so that its log is complete, and then the sinks."""
         began = time.monotonic()
         others = [name for name in self._children.names if name not in (HEAD, WEIGHT_SERVER)]
         ending = [self._children.shut_down(bus, name, get_stop_timeout_s(self._run, name)) for name in others]
@@ -332,7 +332,7 @@ class Launcher:
         await self._sinks.finish()
 
     def _check_logs_complete(self) -> None:
-        """Raises ProcessDied if a decider could not write its log. A kill at the end loses no logged effect."""
+        """Raise ProcessDied if a decider could not write its log. A kill at the end loses no logged effect."""
         for child in self._children.list_failed():
             if child.name in (HEAD, ROLLOUT) and child.process.returncode == EXIT_UNUSABLE:
                 reason = read_exit_reason(child.output_path, child.exit_reason_path)
@@ -340,7 +340,7 @@ class Launcher:
 
 
 def describe_failure(report: FailureReported, folder: RunFolder) -> str:
-    """The cause of the first failed trajectory of a kind, and the command and the file with more."""
+    """Describe the first failed trajectory of a kind: its cause, and the command and the file with more."""
     where = f"step {report.step}" if report.step else "evaluation"
     cause = report.cause.partition("\n")[0]
     return (
@@ -350,7 +350,7 @@ def describe_failure(report: FailureReported, folder: RunFolder) -> str:
 
 
 async def save_at_interrupt(bus: Bus, saved_steps: asyncio.Queue[int], metrics: Path) -> Literal["interrupted"]:
-    """A run resumes only from a step with a line of metrics, which follows the weights to the engines."""
+    """Save, and wait for the step's line of metrics, which a resume needs; it follows the weights to the engines."""
     await bus.send(LEARNER, CheckpointRequested())
     step = await saved_steps.get()
     while True:
@@ -373,12 +373,12 @@ class LogWriteFailure:
         self._recorded = asyncio.Event()
 
     def record(self, error: DiskError) -> None:
-        """On the event loop's thread."""
+        """Record the first error. Called on the event loop's thread."""
         self._first_error = self._first_error or error
         self._recorded.set()
 
     async def wait(self) -> NoReturn:
-        """Raises DiskError after the first write error."""
+        """Raise DiskError after the first write error."""
         await self._recorded.wait()
         assert self._first_error is not None
         raise self._first_error

@@ -1,4 +1,4 @@
-"""Cluster membership on node 0: which nodes have joined, which processes each runs, and which have left.
+"""Cluster membership on node 0 records the nodes that have joined, their processes, and the nodes that have left.
 
 A node is one launcher with its processes on one machine. The launcher of node 0 numbers the others and sends all of them
 the addresses of all processes (asterism.bus.transport.address_book). A node without a heartbeat for
@@ -47,14 +47,14 @@ from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 
-PORTS_PER_NODE = 100  # from its first port
+PORTS_PER_NODE = 100  # number of ports, from the node's first port
 _ALL_INCARNATIONS = 2**31 - 1
 
 
 def assign_ports(
     node: int, host: str, first_port: int, launcher: str, processes: Sequence[str]
 ) -> tuple[Listener, ...]:
-    """Two ports for each process of a node, beginning with its launcher. Raises UnusableInput."""
+    """Assign two ports to each process of a node, beginning with its launcher. Raises UnusableInput."""
     names = (launcher, *processes)
     if 2 * len(names) > WEIGHT_SERVER_PORT_OFFSET:
         raise UnusableInput(
@@ -65,7 +65,7 @@ def assign_ports(
 
 
 def assign_head_ports(run: RunConfig, processes: Sequence[str]) -> tuple[Listener, ...]:
-    """The ports of node 0. Raises UnusableInput."""
+    """Assign the ports of node 0. Raises UnusableInput."""
     host, port = run.cluster.host, run.cluster.port
     return (
         *assign_ports(0, host, port, LAUNCHER, processes),
@@ -74,7 +74,7 @@ def assign_head_ports(run: RunConfig, processes: Sequence[str]) -> tuple[Listene
 
 
 def build_address_book(node: int, listeners: Sequence[Listener], departed: Sequence[str], launch: int) -> AddressBook:
-    """The copy of `node`, in this launch of the run."""
+    """Build the copy of the address book for `node`, in this launch of the run."""
     entries = {each.process: AddressEntry(TcpAddress(each.host, each.port), each.node) for each in listeners}
     return AddressBook(node, entries, list(departed), compute_link_epoch(launch))
 
@@ -115,10 +115,10 @@ class ClusterMembership:
         self._executor_registry = executor_registry
         self._kill_learner = kill_learner
         self._display = display
-        self._nodes: dict[str, WorkerNode] = {}  # by launcher
+        self._nodes: dict[str, WorkerNode] = {}  # nodes by name of their launcher
         self._node_joined = asyncio.Event()
         self._learner_incarnation = 0
-        self._learner_launchers: tuple[str, ...] = ()  # of the nodes that run its ranks
+        self._learner_launchers: tuple[str, ...] = ()  # launchers of the other nodes that run its ranks
         self._logger = structlog.get_logger()
 
     # ---------------------------------------------------------------- messages of nodes
@@ -131,7 +131,7 @@ class ClusterMembership:
             await self._forward_executor_healthy(message)
             return
         node = self._nodes.get(sender)
-        if node is None:  # it was removed, and will time out
+        if node is None:  # the node was removed, and will time out
             return
         node.last_heartbeat_at = asyncio.get_running_loop().time()
         match message:
@@ -193,7 +193,7 @@ class ClusterMembership:
     # ---------------------------------------------------------------- departures
 
     async def monitor_heartbeats(self) -> NoReturn:
-        """Until cancelled: send heartbeats to all nodes, and remove nodes without heartbeats."""
+        """Send heartbeats to all nodes, and remove nodes without heartbeats, until cancelled."""
         loop, settings = asyncio.get_running_loop(), self._run.supervision
         guard = SuspensionGuard(settings.heartbeat_s)
         while True:
@@ -229,10 +229,10 @@ class ClusterMembership:
     # ---------------------------------------------------------------- the learner's ranks
 
     async def wait_for_learner_nodes(self, step: int, incarnation: int) -> Rendezvous | None:
-        """Wait for the run's nodes and request learner ranks from the training ones. Returns the ranks' rendezvous.
+        """Wait for the run's nodes and request learner ranks from the training ones. Return the ranks' rendezvous.
 
         A restart, or a resume without steps left, waits only for the training nodes: the other nodes may have ended
-        with the run. None if node 0 has all ranks.
+        with the run. Returns None if node 0 has all ranks.
         """
         settings = self._run.cluster
         is_initial_start = incarnation == 1 and step < self._run.rl.steps
@@ -251,7 +251,7 @@ class ClusterMembership:
         return Rendezvous(address, 0, settings.learner_nodes)
 
     async def _wait_for_nodes(self, needed: int) -> None:
-        """`needed` includes node 0."""
+        """Wait until `needed` nodes are present, node 0 included."""
         if len(self._nodes) + 1 < needed:
             here, at = len(self._nodes) + 1, f"tcp://{self._run.cluster.host}:{self._run.cluster.port}"
             self._display.print_line(f"waiting for nodes, {here} of {needed} have joined: asterism join {at}")

@@ -1,5 +1,5 @@
-"""Runs a process per metric sink, outside the supervision of the run: a sink that dies is started again for as long as the
-run lasts, and never ends the run.
+"""Each metric sink has a process outside the supervision of the run: it is restarted while the run lasts, and
+never ends the run.
 
 At the end each sink gets a bounded time to deliver the rest. Nothing is lost afterwards: metrics.jsonl has all records, and
 `asterism metrics sync` delivers them.
@@ -24,15 +24,15 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.machines import SinkName
 from asterism.configs.schema.run_config import RunConfig
 
-FIRST_PAUSE_S = 1.0  # before a sink is started again; doubled for each further failure in the run
+FIRST_PAUSE_S = 1.0  # seconds before a sink is restarted; doubled for each further failure in the run
 LONGEST_PAUSE_S = 60.0
-QUIET_S = 3.0  # at the end, of waiting at the end, before a line names the sinks that are late
+QUIET_S = 3.0  # seconds at the end of a run before a line names the sinks that are late
 
 BuildArgv = Callable[[SinkName, bool], Sequence[str]]
 
 
 def build_sink_argv(folder: RunFolder, name: SinkName, follow: bool) -> list[str]:
-    """`follow`: wait for further records until SIGTERM."""
+    """Build the command line. With `follow` the sink waits for further records until SIGTERM."""
     module = [sys.executable, "-P", "-m", "asterism.actors.sinks.sink_process", name, "--run-folder", str(folder.path)]
     return [*module, "--follow"] if follow else module
 
@@ -52,17 +52,17 @@ class MetricSinks:
         self._children = ChildProcesses(folder)
         self._has_ended = asyncio.Event()
         self._tasks: dict[SinkName, asyncio.Task[None]] = {}
-        self._causes: dict[SinkName, str] = {}  # of the last death of each sink
+        self._causes: dict[SinkName, str] = {}  # cause of the last death, by sink
         self._logger = structlog.get_logger()
 
     def start(self) -> None:
-        """Runs when metrics.jsonl has lost the lines of the steps that this launch repeats."""
+        """Start the sinks, after metrics.jsonl has lost the lines of the steps that this launch repeats."""
         if self._options.sinks:
             make_identity(self._folder)
         self._tasks = {name: asyncio.create_task(self._keep_running(name)) for name in self._options.sinks}
 
     async def finish(self) -> None:
-        """Runs when metrics.jsonl is complete. Takes at most `metrics.flush_s`, and reports undelivered records."""
+        """Deliver the rest of a complete metrics.jsonl within `metrics.flush_s`, and report undelivered records."""
         self._has_ended.set()
         if not self._tasks:
             return
@@ -85,7 +85,7 @@ class MetricSinks:
         await asyncio.to_thread(self._report)
 
     async def _keep_running(self, name: SinkName) -> None:
-        """Returns when everything is delivered. The pause grows with each failure of the run: nothing resets it."""
+        """Restart the sink until all records are delivered. The pause grows with each failure and is never reset."""
         for failures in count():
             follow = not self._has_ended.is_set()
             argv = self._build_argv(name, follow)
@@ -95,7 +95,7 @@ class MetricSinks:
                 child.process.terminate()
             if await child.process.wait() == 0:
                 return
-            if not (follow and child.process.returncode == -SIGTERM):  # sent before the process could handle it
+            if not (follow and child.process.returncode == -SIGTERM):  # the signal preceded its handler
                 self._record_death(name, child)
                 await self._pause(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**failures))
 
@@ -108,7 +108,7 @@ class MetricSinks:
         self._logger.warning("sink.died", sink=name, exit_code=child.process.returncode, cause=cause)
 
     async def _pause(self, pause_s: float) -> None:
-        """Shorter if the run ends meanwhile."""
+        """Pause. If the run ends during the pause, the pause ends too."""
         if self._has_ended.is_set():
             await asyncio.sleep(pause_s)
             return
@@ -116,7 +116,7 @@ class MetricSinks:
             await asyncio.wait_for(self._has_ended.wait(), pause_s)
 
     def _report(self) -> None:
-        """An unusable ledger does not fail the run."""
+        """Report undelivered records. An unusable ledger does not fail the run."""
         for name in self._tasks:
             try:
                 undelivered, total = count_undelivered(self._folder, name)

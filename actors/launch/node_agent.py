@@ -1,4 +1,4 @@
-"""The launcher of nodes 1 and up: joins a run, supervises its processes on this node, and stops them with the run.
+"""The node agent is the launcher of nodes 1 and up: it joins a run, supervises its processes here, and stops them.
 
 It exchanges messages only with node 0 (asterism.actors.launch.membership). After `supervision.heartbeat_timeout_s` without a
 message from node 0, which removes this node after the same time, it stops its processes; it may then join again as a
@@ -51,7 +51,7 @@ _QUEUE_MESSAGES = 65_536
 
 
 class NodeAddressBook:
-    """The addresses of all processes, as node 0 sent them to this node."""
+    """Addresses of all processes, as node 0 sent them to this node."""
 
     def __init__(self, options: JoinOptions, name: str) -> None:
         self._sockets = options.own_folder.sockets
@@ -84,7 +84,7 @@ class NodeAddressBook:
 async def join_once(options: JoinOptions, print_line: PrintLine, interrupted: asyncio.Event) -> NodeEnding:
     """Join the run and take part until this membership ends. Raises UnusableInput and ProcessDied."""
     name = f"node@{secrets.token_hex(4)}"
-    # Checked first: a running node at this address uses the scratch folders that are cleared below.
+    # This check comes first: a running node at this address uses the scratch folders that are cleared below.
     check_port_free(options.own_address.host, options.own_address.port, "set another address with --host and --port")
     with scratch_folders(options.own_folder):
         address_book = NodeAddressBook(options, name)
@@ -132,7 +132,7 @@ class NodeAgent:
         self._logger = structlog.get_logger()
 
     async def run_until_end(self, print_line: PrintLine, interrupted: asyncio.Event) -> NodeEnding:
-        """Until the run ends, the node is interrupted, or node 0 times out. Raises ProcessDied and DiskError."""
+        """Run until the run ends, the node is interrupted, or node 0 times out. Raises ProcessDied and DiskError."""
         accepted = self._accepted
         processes = (*accepted.generators, *accepted.executors)
         print_line(
@@ -183,7 +183,7 @@ class NodeAgent:
         )
 
     async def _receive_messages(self, supervisor: Supervisor) -> Literal["over"]:
-        """Until node 0 sends Shutdown."""
+        """Handle messages until node 0 sends Shutdown."""
         loop = asyncio.get_running_loop()
         while True:
             message = (await self._bus.receive()).message
@@ -232,7 +232,7 @@ class NodeAgent:
         senders = list_heartbeat_senders(self._run.learner.ranks, request.node_rank, request.num_nodes)
         watch = self._children.watch_heartbeats(senders, request.incarnation, self._run.supervision)
         self._learner_ranks_watch = watch
-        reason_path = exit_reason_path(self._folder, LEARNER)  # the ranks do not know the node
+        reason_path = exit_reason_path(self._folder, LEARNER)  # the ranks use the name without a node
         reason_path.unlink(missing_ok=True)
         child = (await self._children.spawn(name, argv, environment))._replace(exit_reason_path=reason_path)
         self._learner_ranks_task = asyncio.create_task(self._watch_learner_ranks(child, request.incarnation, watch))
@@ -267,5 +267,5 @@ class NodeAgent:
 
 
 def _is_fatal_exit(incarnation: int, child: ChildProcess) -> bool:
-    """Input that the first incarnation cannot use is unusable for every later one."""
+    """Return whether the exit ends the run: input that the first incarnation cannot use stays unusable."""
     return incarnation == 1 and child.process.returncode == EXIT_UNUSABLE

@@ -1,6 +1,6 @@
-"""The manifest of a run's folder: written when a launch ends, checked and removed when a run is resumed.
+"""The manifest of a run's folder is written when a launch ends, and checked and removed when the run is resumed.
 
-A folder of the run that has its own manifest is not in it, nor are pictures, and what other programs write.
+It does not list folders with their own manifest, pictures, and the files of other programs.
 """
 
 import sqlite3
@@ -20,7 +20,7 @@ _SUFFIXES = (".json", ".jsonl", ".sqlite", ".sqlite-wal", ".out", ".log")
 
 
 def check_run_files(folder: RunFolder) -> None:
-    """Before a resume. Reads all listed files. Raises UnusableInput for a file that differs from the manifest."""
+    """Read all listed files before a resume. Raises UnusableInput for a file that differs from the manifest."""
     if (damage := find_damage(folder.path)) is not None:
         raise UnusableInput(
             f"{damage}; a resumed run would continue with it: restore it from a copy, or delete "
@@ -29,20 +29,19 @@ def check_run_files(folder: RunFolder) -> None:
 
 
 def remove_run_manifest(folder: RunFolder) -> None:
-    """Before a launch changes the files."""
     _get_manifest(folder).unlink(missing_ok=True)
 
 
 def write_first_manifest(folder: RunFolder) -> None:
-    """Of the files that a launch does not change after its start: a killed one leaves this manifest. Raises OSError."""
+    """List the files that a launch does not change: a killed launch leaves this manifest. Raises OSError."""
     fixed = folder.config, folder.task_descriptions, folder.data_digests
     write_manifest(folder.path, [path for path in fixed if path.exists()])
 
 
 def write_run_manifest(folder: RunFolder, *, has_other_nodes: bool) -> None:
-    """After the processes of a launch have ended. On a full disk there is no manifest.
+    """Write the manifest after the processes of a launch have ended; not on a full disk.
 
-    `has_other_nodes`: they may still append to their logs, which are not listed then.
+    With `has_other_nodes` the logs are not listed: those nodes may still append to them.
     """
     try:
         for log in folder.events.glob("*.sqlite"):
@@ -53,7 +52,7 @@ def write_run_manifest(folder: RunFolder, *, has_other_nodes: bool) -> None:
 
 
 def list_run_files(folder: RunFolder, *, has_logs: bool = True) -> list[Path]:
-    """What the commands read, except checkpoints, generated data and the tokens of the cold start."""
+    """List the files that commands read, except checkpoints, generated data and the tokens of the cold start."""
     top = [path for path in folder.path.glob("*.json*") if path not in (folder.utilization, _get_manifest(folder))]
     single = [folder.path / name for name in _SINGLE_FILES]
     deeper = [path for name in _FOLDERS if has_logs or name != "logs" for path in (folder.path / name).glob("*")]
@@ -66,6 +65,6 @@ def _get_manifest(folder: RunFolder) -> Path:
 
 
 def _finish_log(log: Path) -> None:
-    """Move what a killed process has left in the write-ahead log into the file."""
+    """Move the content of the write-ahead log, which a killed process leaves, into the file."""
     with closing(sqlite3.connect(log)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -1,4 +1,4 @@
-"""Reports a run without progress: which actor waits for what, from the event logs."""
+"""A stall watchdog reports a run without progress, and the actors that wait by the event logs."""
 
 import asyncio
 import sys
@@ -11,7 +11,7 @@ from asterism.configs.run_folder import RunFolder
 
 
 class StallWatchdog:
-    """Reports what each actor waits for whenever `stall_s` pass without a line of progress or an evaluation's answer."""
+    """A watchdog that reports each actor's wait whenever `stall_s` pass without a line of progress or an answer."""
 
     def __init__(self, folder: RunFolder, stall_s: float, display: Display) -> None:
         self._folder = folder
@@ -24,7 +24,6 @@ class StallWatchdog:
         self._progressed.set()
 
     async def watch(self) -> None:
-        """Until cancelled."""
         while True:
             self._progressed.clear()
             try:
@@ -34,7 +33,7 @@ class StallWatchdog:
                     await self._report()
 
     def _has_new_answers(self) -> bool:
-        """A long evaluation shows no progress until its end."""
+        """Return whether an evaluation has a new answer: a long one shows no progress until its end."""
         path = self._folder.answers
         return path.exists() and time.time() - path.stat().st_mtime < self._stall_s
 

@@ -1,7 +1,7 @@
-"""Keeps processes alive: starts each one, and restarts it after it dies or is killed because it hangs.
+"""A supervisor starts each process, and restarts it after it dies or is killed because it hangs.
 
-Each start is an incarnation. Before a restart the supervisor pauses, twice as long after each consecutive failure; after
-too many of them, or two with the same exception, the run ends. `Program.on_exit` notifies other processes before the next incarnation starts.
+Each start is an incarnation. The pause before a restart doubles with each consecutive failure; too many of them, or two
+with the same exception, end the run. `Program.on_exit` notifies other processes before the next incarnation starts.
 """
 
 import asyncio
@@ -27,23 +27,23 @@ from asterism.configs.schema.machines import SupervisionConfig
 
 
 def is_unusable_exit(incarnation: int, child: ChildProcess) -> bool:
-    """The process cannot use its input (a file, a setting, the disk), so a restart would fail in the same way.
+    """Return whether the process cannot use its input (file, setting, disk): a restart would fail in the same way.
 
-    The exit code of several learner ranks is torchrun's, whatever their exit codes are.
+    Several learner ranks have the exit code of torchrun, whatever their own exit codes are.
     """
     reason = load_exit_reason(child.exit_reason_path)
     return child.process.returncode == EXIT_UNUSABLE or (reason is not None and reason.kind == "unusable_input")
 
 
 class Program(msgspec.Struct, frozen=True):
-    """How a process is started and restarted."""
+    """A process's command line, and the rules of its restarts."""
 
-    build_argv: Callable[[int], Sequence[str]]  # from the incarnation's number
+    build_argv: Callable[[int], Sequence[str]]  # builds the command line of an incarnation
     threads: int = 1
     environment: Mapping[str, str] = {}
-    heartbeat_senders: Sequence[str] = ()  # each must send heartbeats; empty: the process itself
-    resets_failures: bool = True  # after supervision.failure_reset_s; False: only by mark_healthy
-    startup_allowance_s: float = 0.0  # start-up time, after which failure_reset_s begins
+    heartbeat_senders: Sequence[str] = ()  # processes that must send heartbeats; empty: the process itself
+    resets_failures: bool = True  # resets after supervision.failure_reset_s; False: only by mark_healthy
+    startup_allowance_s: float = 0.0  # seconds of start-up, after which failure_reset_s begins
     wait_before_start: Callable[[int], Awaitable[None]] | None = None
     on_exit: Callable[[int, ChildProcess], Awaitable[None]] | None = None
     is_fatal_exit: Callable[[int, ChildProcess], bool] = is_unusable_exit  # whether this exit ends the run
@@ -64,7 +64,7 @@ class Supervisor:
         self._settings = settings
         self._failures = dict.fromkeys(programs, 0)
         self._last_reasons: dict[str, ExitReason | None] = {}
-        self._watches: dict[str, HeartbeatWatch] = {}  # of the present incarnations
+        self._watches: dict[str, HeartbeatWatch] = {}  # watches of the present incarnations
         self._tasks: list[asyncio.Task[None]] = []
         self._logger = structlog.get_logger()
 
@@ -76,7 +76,7 @@ class Supervisor:
         self._tasks = [asyncio.create_task(self._run_forever(name), name=name) for name in self._programs]
 
     async def wait_for_failure(self) -> NoReturn:
-        """Raises ProcessDied when a process has failed too often, or with an error that a restart cannot fix."""
+        """Raise ProcessDied when a process has failed too often, or with an error that a restart cannot fix."""
         failed, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in failed:
             task.result()
@@ -93,7 +93,6 @@ class Supervisor:
             watch.on_heartbeat(heartbeat)
 
     def mark_healthy(self, name: str) -> None:
-        """Reset the failures of a process that has worked."""
         self._failures[name] = 0
 
     # ---------------------------------------------------------------- incarnations

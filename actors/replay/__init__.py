@@ -1,1 +1,1 @@
-"""Replays deciders from the event logs of a run."""
+"""Replay decides again on the events in a run's logs."""

@@ -1,4 +1,4 @@
-"""Continues trajectories from a given state, with the actors of a run in one process and without training."""
+"""Branches continue trajectories from a given state, with the actors of a run in one process and without training."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -37,9 +37,9 @@ class EndedTrajectory(NamedTuple):
 
 
 def fork_trajectories(trajectory: Trajectory, count: int, seed: int | None) -> list[Trajectory]:
-    """`count` copies of the trajectory, each in a group with another seed.
+    """Make `count` copies of the trajectory, each in a group with another seed.
 
-    The first copy has the trajectory's own seed or `seed`; the others have seeds derived from it.
+    The first copy has `seed`, or the trajectory's own one; the others have seeds derived from the first.
     """
     group = trajectory.group
     first = group.seed if seed is None else seed
@@ -67,8 +67,8 @@ async def continue_trajectories(
 ) -> list[EndedTrajectory]:
     """Run each trajectory to its end, and return the ends in the same order. All must be at the start of a turn.
 
-    Starts and closes engine and sandbox; their start-up errors are raised in an ExceptionGroup. `strict` and `tasks`:
-    see Executor.
+    Starts and closes engine and sandbox; raises their start-up errors in an ExceptionGroup. Executor documents
+    `strict` and `tasks`.
     """
     hub = Hub()
     bus, generator_bus, executor_bus = (hub.join(name, _QUEUE_MESSAGES) for name in (PROCESS, GENERATOR, EXECUTOR))

@@ -1,4 +1,4 @@
-"""Scores the finished trajectories of a run again, from its event logs and without an engine."""
+"""Regrading scores the finished trajectories of a run again, from its event logs and without an engine."""
 
 import asyncio
 import itertools
@@ -38,9 +38,9 @@ class RegradedTrajectory(msgspec.Struct, frozen=True):
     ground_truth: str
     answer: str
     ending: str
-    reward: float  # in the run
+    reward: float  # reward in the run
     components: dict[str, float]
-    new_reward: float | None  # None: not scored, because of `failure`
+    new_reward: float | None  # None: `failure` prevented the score
     new_components: dict[str, float]
     failure: str = ""
 
@@ -52,7 +52,7 @@ class RegradedTrajectory(msgspec.Struct, frozen=True):
 def read_stored_trajectories(
     folder: RunFolder, on_missing_group: Callable[[], None], task: str = ""
 ) -> Iterator[StoredTrajectory]:
-    """Of `task`, or of all tasks. In the order of their ends; trajectories of a step that ran twice, as after a resume, both times."""
+    """Yield the trajectories of `task`, or of all tasks, in order of their ends; if a step ran twice, those of both."""
     groups: dict[int, StartGroup] = {}
     for logged in merge_events(folder, EventFilter(kinds=_KINDS)):
         message = logged.envelope.message
@@ -69,7 +69,7 @@ def read_stored_trajectories(
 async def regrade(
     trajectories: Iterable[tuple[StoredTrajectory, AnswerSubmitted]], tasks: TaskServices
 ) -> AsyncIterator[RegradedTrajectory]:
-    """In the order of `trajectories`. The ids of their submissions are distinct."""
+    """Yield the results in the order of `trajectories`. The ids of the submissions must be distinct."""
     remaining = iter(trajectories)
     while chunk := list(itertools.islice(remaining, _CONCURRENT_SCORES)):
         for regraded in await asyncio.gather(*(_score(stored, submission, tasks) for stored, submission in chunk)):
@@ -77,15 +77,15 @@ async def regrade(
 
 
 class SubmissionBuilder:
-    """`renderers` by task. `rows`: by problem, for reward functions; empty if the log has the rows. None without reward
-    functions. Each submission gets an id of its own, since a step that ran twice has its trajectories twice."""
+    """A builder of submissions. `renderers` are by task. `rows` by problem are for reward functions: empty if the
+    log has the rows, None without functions. Each submission has a new id, since a step may run twice."""
 
     def __init__(self, renderers: Mapping[str, DialogueRenderer], rows: Mapping[str, bytes] | None) -> None:
         self._renderers, self._rows = renderers, rows
         self._ids = itertools.count()
 
     def build(self, stored: StoredTrajectory) -> AnswerSubmitted:
-        """Raises UnusableInput for a problem without a row."""
+        """Build the submission. Raises UnusableInput for a problem without a row."""
         group, finished = stored
         record, sums = finished.record, finished.environment
         answer = ""
@@ -135,7 +135,7 @@ async def _score(stored: StoredTrajectory, submission: AnswerSubmitted, tasks: T
 
 
 def read_rows_by_problem(run: RunConfig, folder: RunFolder) -> dict[str, bytes]:
-    """The rows of the data files of a run without [[tasks]]. Raises UnusableInput, DatasetError."""
+    """Read the rows of the data files of a run without [[tasks]]. Raises UnusableInput, DatasetError."""
     report = make_training_report(run.data.max_bad_rows)
     rows: Counter[str] = Counter()
     by_problem: dict[str, bytes] = {}

@@ -1,6 +1,6 @@
-"""Replay: decides again on every logged event and compares the effects and states with the log.
+"""Replay decides again on every logged event and compares the effects and states with the log.
 
-The loop is that of actors/runtime/decider_loop.py, without acting.
+The loop is the loop of actors/runtime/decider_loop.py, without acting.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from asterism.policies.rollout.rollout import Rollout
 from asterism.policies.rollout.trajectory import Trajectory
 
 DECIDING_PROCESSES = (HEAD, ROLLOUT)
-_EVENTS_PER_READ = 4096  # a read of a growing log keeps its writer from shortening the write-ahead file
+_EVENTS_PER_READ = 4096  # limit of a read: while a read lasts, the log's writer cannot shorten the write-ahead file
 
 
 class SentCounts(msgspec.Struct):
@@ -57,10 +57,10 @@ class ReplayDifference(msgspec.Struct, frozen=True):
     process: str
     event: Event
     what: str  # "effects" or "state"
-    effects: Sequence[Send] | str  # of the replay; or the reason for which it refuses the event
-    state: msgspec.Struct | None  # of the replay, if the decider reports one
-    sent: SentCounts  # before the event
-    fingerprint: bytes  # of the run's effects
+    effects: Sequence[Send] | str  # effects of the replay, or the reason for which it refuses the event
+    state: msgspec.Struct | None  # state of the replay, if the decider reports one
+    sent: SentCounts  # messages sent before the event
+    fingerprint: bytes  # fingerprint of the run's effects
 
 
 class ReplayResult(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ class ReplayResult(msgspec.Struct, frozen=True):
 
     @property
     def identical(self) -> bool | None:
-        """None if nothing differs but some events could not be replayed."""
+        """Return whether replay and log are equal; None if they are, but some events could not be replayed."""
         if self.difference is not None:
             return False
         return None if self.num_skipped else True
@@ -93,7 +93,7 @@ def sum_results(replays: Sequence[LogReplay]) -> ReplayResult:
 
 
 def find_log(folder: RunFolder, process: str) -> Path:
-    """Raises UnusableInput if it is missing."""
+    """Return the path of the process's log. Raises UnusableInput if it is missing."""
     path = folder.events / f"{process}.sqlite"
     if not path.exists():
         raise UnusableInput(f"{path}: there is no event log; was the run started with log.events = false?")
@@ -101,14 +101,14 @@ def find_log(folder: RunFolder, process: str) -> Path:
 
 
 def replay_process(process: str, path: Path, deciders: Mapping[str, Decider]) -> ReplayResult:
-    """From the first launch of the run of which the log still has every event."""
+    """Replay from the first launch of the run of which the log still has every event."""
     replay = LogReplay(process, path, deciders)
     replay.catch_up()
     return sum_results([replay])
 
 
 class LogReplay:
-    """Replays one log up to its first difference, in several parts if the log grows."""
+    """A replay of one log up to its first difference, in several parts if the log grows."""
 
     def __init__(self, process: str, path: Path, deciders: Mapping[str, Decider]) -> None:
         self._process, self._path, self._deciders = process, path, deciders
@@ -123,7 +123,7 @@ class LogReplay:
         return max(0, read_last_seq(self._path) - self._next_seq + 1)
 
     def catch_up(self, *, growing: bool = False, proceed: Callable[[], bool] = lambda: True) -> None:
-        """Replay to the end of the log while `proceed`, which is asked every few thousand events.
+        """Replay to the end of the log while `proceed()` is true; it is called every few thousand events.
 
         A process may still write its decision on the last event of a `growing` log.
         """
@@ -156,9 +156,9 @@ class LogReplay:
 
 
 def find_first_complete_seq(path: Path) -> int:
-    """The first event of the first launch of which the log still has every event.
+    """Return the first event of the first launch of which the log still has every event.
 
-    1 if nothing was removed; a number past the log's end if every launch lacks events.
+    This is 1 if nothing was removed, and a number past the log's end if every launch lacks events.
     """
     last = max((each.last for each in list_removed_events(path)), default=0)
     if not last:
@@ -190,7 +190,7 @@ def replay_before(path: Path, deciders: Mapping[str, Decider], until: float) -> 
 def redecide_complete_launches(
     path: Path, deciders: Mapping[str, Decider], *, until: float | None = None
 ) -> Iterator[tuple[Event, DecidedEvent]]:
-    """From the first launch of the run of which the log still has every event.
+    """Decide again, from the first launch of the run of which the log still has every event.
 
     Raises UnusableLog if log.keep_steps has removed events of every launch.
     """
@@ -205,7 +205,7 @@ def redecide_complete_launches(
 def redecide_all(
     path: Path, deciders: Mapping[str, Decider], *, since: int, until: float | None = None
 ) -> Iterator[tuple[Event, Decision | None, DecidedEvent]]:
-    """From event number `since`, up to the time `until` (seconds since the epoch) if it is given."""
+    """Decide again from event number `since`, up to the time `until` (seconds since the epoch) if it is given."""
     for event, decision in read_events(path, since_seq=since):
         if until is not None and event.time > until:
             return
@@ -213,7 +213,6 @@ def redecide_all(
 
 
 def list_batches(decided: DecidedEvent) -> list[BatchReady]:
-    """The batches that this decision completes."""
     return [send.message for send in decided.sends if isinstance(send.message, BatchReady)]
 
 
@@ -221,9 +220,9 @@ def list_batches(decided: DecidedEvent) -> list[BatchReady]:
 
 
 class ResultOverride(NamedTuple):
-    """Replaces a logged tool result: the call succeeds and prints `stdout`."""
+    """A replacement of a logged tool result: the call succeeds and prints `stdout`."""
 
-    seq: int  # of the event
+    seq: int  # number of the event with the result
     stdout: str
 
 
@@ -231,19 +230,19 @@ class ReplayedTrajectory(NamedTuple):
     turn_starts: list[Trajectory]  # states at the start of turns 0, 1, ...
     final: Trajectory
     end: TrajectoryEnd | None  # None: the log ends before the trajectory
-    last_results: Mapping[int, int]  # by turn: event with the result of the last call before the turn
+    last_results: Mapping[int, int]  # turn -> event with the result of the last call before it
 
 
 def replay_trajectory(
     log: Path, rollout: Rollout, trajectory_id: int, tool_result: ResultOverride | None = None
 ) -> ReplayedTrajectory:
-    """Decides on the events up to the trajectory's end. `rollout` must be new. The latest trajectory of this number counts.
+    """Decide on the events up to the trajectory's end. `rollout` must be new. The latest one of this number counts.
 
     Raises UnusableInput if the log lacks the trajectory, or if its events are decided in another
     way than in the run; a replay with another tool result is not compared with the run.
     """
     turn_starts: list[Trajectory] = []
-    last_calls: dict[int, tuple[int, int]] = {}  # by turn: call and event
+    last_calls: dict[int, tuple[int, int]] = {}  # turn -> call and event
     final, end = None, None
     for event, decision in _read_launch(log, trajectory_id):
         envelope = decode_event(log, event)
@@ -273,13 +272,13 @@ def replay_trajectory(
 
 
 def _get_changed(decided: DecidedEvent, trajectory_id: int) -> Trajectory | None:
-    """The state that the event changed, also if the trajectory has ended; None for other trajectories."""
+    """Return the state that the event changed, also if the trajectory has ended; None for other trajectories."""
     changed = decided.state
     return changed if isinstance(changed, Trajectory) and changed.trajectory_id == trajectory_id else None
 
 
 def _read_launch(log: Path, trajectory_id: int) -> Iterator[tuple[Event, Decision | None]]:
-    """The events of the latest launch that started the trajectory. Raises UnusableInput."""
+    """Return the events of the latest launch that started the trajectory. Raises UnusableInput."""
     starts = read_events(log, trajectory=trajectory_id, with_group=True, kinds=[StartGroup.__name__])
     start = max((event.seq for event, _ in starts), default=None)
     if start is None:

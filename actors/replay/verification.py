@@ -1,4 +1,4 @@
-"""Replays the event logs while the run writes them, so that little is left to replay at its end (`log.verify`)."""
+"""Verification replays the event logs while the run writes them, so that little is left at its end (`log.verify`)."""
 
 import threading
 import time
@@ -11,9 +11,9 @@ from asterism.actors.runtime.wiring import build_deciders
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 
-FIRST_LOOK_S = 60.0  # a shorter run is replayed at its end
-_LOOK_INTERVAL_S = 5.0  # between two parts of the growing logs
-_REPORT_INTERVAL_S = 5.0  # between two lines about a long replay
+FIRST_LOOK_S = 60.0  # seconds; a shorter run is replayed at its end
+_LOOK_INTERVAL_S = 5.0  # seconds between two parts of the growing logs
+_REPORT_INTERVAL_S = 5.0  # seconds between two lines about a long replay
 
 
 class RunVerifier:
@@ -33,7 +33,7 @@ class RunVerifier:
             self._thread.start()
 
     def finish(self, show: Callable[[str], None]) -> ReplayResult:
-        """To be called after the last process has ended. Raises UnusableInput."""
+        """Replay the rest, after the last process has ended. Raises UnusableInput."""
         self._run_ended.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -69,7 +69,7 @@ class RunVerifier:
             while not self._run_ended.wait(self._interval_s):
                 self._interval_s = _LOOK_INTERVAL_S
                 self._replay_new_events()
-        except Exception:  # edge of the thread: `finish` replays everything again
+        except Exception:  # this is the top of the thread: `finish` replays everything again
             self._replays = []
             structlog.get_logger().exception("verification.failed")
 

@@ -1,1 +1,1 @@
-"""Runs inside each process of a run: receive loops, recovery, clock, wiring."""
+"""The runtime of each process: receive loops, recovery, clock, wiring."""

@@ -1,4 +1,4 @@
-"""The receive loop of all deciders: log the event, decide, and act after the log has committed the event.
+"""The receive loop of all deciders logs an event, decides, and acts after the log has committed the event.
 
 Until the event is committed, none of its effects leaves the process or reaches its files, and its frame is not
 acknowledged. An event that is lost in a kill therefore had no visible effect, and actors/runtime/recovery.py, which
@@ -26,7 +26,7 @@ from asterism.policies.decider import Decider, Send
 
 FINGERPRINT_BYTES = 8
 _EVENTS_PER_YIELD = 64  # decisions between two yields to the event loop, which sends the frames
-MAX_PENDING_EFFECTS = 16_384  # events that wait for the log; the loop stops receiving at this bound
+MAX_PENDING_EFFECTS = 16_384  # limit of events that wait for the log; the loop stops receiving at this bound
 
 Clock = Callable[[], float]
 Service = Callable[[AnyMessage], Awaitable[None]]
@@ -34,7 +34,7 @@ _state_encoder = msgspec.msgpack.Encoder(order="deterministic")
 
 
 def make_steady_clock(not_before: float = 0.0) -> Clock:
-    """Seconds since the epoch that never go back, also if the system clock is set.
+    """Return a clock in seconds since the epoch that never goes back, also if the system clock is set.
 
     `not_before` is the last time that an earlier incarnation of the process logged.
     """
@@ -43,7 +43,7 @@ def make_steady_clock(not_before: float = 0.0) -> Clock:
 
 
 class Observer(Protocol):
-    """Writes lines to the structured log. It decides nothing, and replay runs without it.
+    """A writer of lines to the structured log. It decides nothing, and replay runs without it.
 
     A line may precede the commit of its event, so a process that recovers from a kill may write it a second time.
     """
@@ -51,12 +51,12 @@ class Observer(Protocol):
     quiet: bool  # follow decisions without writing: an earlier incarnation of the process has written the lines
 
     def on_decision(self, now: float, event: AnyMessage, effects: Sequence[Send]) -> None:
-        """Called after each decision."""
+        """Observe a decision that the decider has made."""
         ...
 
 
 def get_trajectory_ids(message: AnyMessage) -> int | range | None:
-    """The trajectory or the trajectories that a message is about."""
+    """Return the trajectory or the trajectories that a message is about."""
     if isinstance(message, StartGroup | GroupAborted):
         return range(message.first_trajectory_id, message.first_trajectory_id + message.size)
     return getattr(message, "trajectory_id", None)
@@ -80,25 +80,25 @@ def compute_state_fingerprint(state: msgspec.Struct | None) -> bytes | None:
 class DecidedEvent(msgspec.Struct, frozen=True):
     """The result of a decision on one event: live, in recovery or in replay."""
 
-    message: AnyMessage  # of the event
-    effects: Sequence[Send] | str  # or the reason for which the decider refuses the event
-    frames: Sequence[bytes]  # of the effects
+    message: AnyMessage  # message of the event
+    effects: Sequence[Send] | str  # effects, or the reason for which the decider refuses the event
+    frames: Sequence[bytes]  # frames of the effects
     state: msgspec.Struct | None  # shared with the decider: valid until its next decision
 
     @property
     def sends(self) -> Sequence[Send]:
-        """A refused event has none."""
+        """Return the effects; a refused event has none."""
         return () if isinstance(self.effects, str) else self.effects
 
     @property
     def fingerprints(self) -> tuple[bytes, bytes | None]:
-        """Of effects and state, as in asterism.bus.event_log.records.Decision."""
+        """Return the fingerprints of effects and state, as in asterism.bus.event_log.records.Decision."""
         if isinstance(self.effects, str):
             return REFUSED_FINGERPRINT, None
         return compute_fingerprint(self.frames), compute_state_fingerprint(self.state)
 
     def find_difference(self, decision: Decision | None) -> str:
-        """Returns "effects", "state" or nothing. An event that a kill left undecided differs in nothing."""
+        """Return "effects", "state" or nothing. An event that a kill left undecided has no difference."""
         if decision is None:
             return ""
         effects, state = self.fingerprints
@@ -117,15 +117,15 @@ def decide_event(decider: Decider, envelope: Envelope, now: float) -> DecidedEve
 
 
 class PendingEffects(NamedTuple):
-    """The effects of an event outside this process, or on its services."""
+    """Effects of an event outside this process, or on its services."""
 
-    seq: int  # of the event, or of the last logged event before it if it was not logged
+    seq: int  # number of the event, or of the last logged event before it if it was not logged
     delivery: Delivery
     frames: Sequence[tuple[str, bytes]]  # (receiver, frame)
 
 
 class DeciderLoop:
-    """Consumes the process's frames; ends after Shutdown, when all earlier frames are decided and acted on.
+    """A loop that consumes the process's frames; ends after Shutdown, when all earlier frames are decided and acted on.
 
     `services` are actors of the same process that decide nothing, such as the metrics file; their messages are not
     logged. Without a log, effects are applied immediately.
@@ -152,14 +152,14 @@ class DeciderLoop:
         self._pending_effects: deque[PendingEffects] = deque()
         self._last_logged_seq = 0
         self._committed_seq = 0
-        self._work_available = asyncio.Event()  # a commit, or new pending effects
+        self._work_available = asyncio.Event()  # set by a commit, or by new pending effects
         self._effects_applied = asyncio.Event()
         if log is not None:
             loop = asyncio.get_running_loop()
             log.on_commit = lambda seq: loop.call_soon_threadsafe(self._on_commit, seq)
 
     async def run(self) -> None:
-        """Raises EventLogFailure."""
+        """Receive, decide and act until Shutdown. Raises EventLogFailure."""
         await wait_for_first(self._apply_committed_effects(), self._receive_and_decide())
 
     # ---------------------------------------------------------------- deciding
@@ -180,7 +180,7 @@ class DeciderLoop:
                 self._logger.warning("event_log.filled")
                 await asyncio.to_thread(self._log.wait_for_space)
             if self._shutting_down and self._bus.waiting == 0:
-                await self._wait_for_effects(0)  # they may include messages to a service
+                await self._wait_for_effects(0)  # the effects may include messages to a service
 
     async def _handle_delivery(self, delivery: Delivery) -> PendingEffects | None:
         try:
@@ -216,7 +216,7 @@ class DeciderLoop:
         for effect, frame in zip(decided.effects, decided.frames, strict=True):
             process, _, actor = effect.to.partition("/")
             if process == self._bus.process and actor not in self._services:
-                await self._bus.send_frame(effect.to, frame)  # the event that it becomes is logged after this one
+                await self._bus.send_frame(effect.to, frame)  # the frame's own event is logged later
             else:
                 outward.append((effect.to, frame))
         return PendingEffects(self._last_logged_seq, delivery, outward)
@@ -237,7 +237,7 @@ class DeciderLoop:
         self._work_available.set()
 
     async def _apply_committed_effects(self) -> None:
-        """Until cancelled."""
+        """Send the frames of committed events until cancelled."""
         while True:
             while self._pending_effects and (self._log is None or self._pending_effects[0].seq <= self._committed_seq):
                 pending = self._pending_effects.popleft()
@@ -251,7 +251,6 @@ class DeciderLoop:
             await self._work_available.wait()
 
     async def _wait_for_effects(self, max_pending: int) -> None:
-        """Until at most `max_pending` events wait."""
         while len(self._pending_effects) > max_pending:
             self._effects_applied.clear()
             await self._effects_applied.wait()

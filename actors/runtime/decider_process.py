@@ -1,4 +1,4 @@
-"""The main function of a deciding process: recover from its log, then run its receive loop until Shutdown."""
+"""A deciding process recovers from its log, then runs its receive loop until Shutdown."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -21,10 +21,10 @@ from asterism.policies.decider import Decider
 
 
 class ProcessIncarnation(msgspec.Struct, frozen=True):
-    """One start of a process, as the launcher numbers it."""
+    """A start of a process, as the launcher numbers it."""
 
     process: str
-    epoch: int  # of its links; deciding processes keep it in all incarnations of one launch
+    epoch: int  # epoch of the process's links; deciding processes keep it in all incarnations of one launch
     number: int = 1
 
 
@@ -39,7 +39,7 @@ async def decide_until_shutdown(
     open_bus: BusFactory,
     background: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> None:
-    """Raises NotRecoverable and EventLogFailure.
+    """Recover and run the loop. Raises NotRecoverable and EventLogFailure.
 
     Recovery runs in a thread, while heartbeats continue; only this thread uses deciders and observer meanwhile.
     `background` starts after recovery and is cancelled at the end.
@@ -86,7 +86,7 @@ async def _start_or_resume(
 
 
 async def resume_from_log(recovery: Recovery, log: EventLog | None, bus: Bus, services: Mapping[str, Service]) -> None:
-    """Call it in the same turn of the event loop in which the bus was made, before any frame arrives."""
+    """Restore the links. Must run in the turn of the event loop that made the bus, before any frame arrives."""
     bus.restore(recovery.build_link_state(), recovery.received)
     if log is not None:
         for decision in recovery.undecided:

@@ -1,8 +1,8 @@
-"""The problems that a run's logged groups are on, so that a replay does not read the data files.
+"""A replay reads the problems of a run's logged groups from the event log instead of the data files.
 
 The seed of a logged StartGroup identifies the position in the sequence of problems, and so the
-problem's index. A group that a process sent without the rollout process having logged it is on a
-problem that only the data files have.
+problem's index. If a process sent a group and the rollout process did not log it, only the data files have its
+problem.
 """
 
 import time
@@ -30,17 +30,17 @@ Purpose = Literal["train", "evaluate"]
 class ProblemCounts(msgspec.Struct, frozen=True):
     """Numbers of the problems with prompts within the limit."""
 
-    train: tuple[int, ...]  # by task
+    train: tuple[int, ...]  # numbers by task
     test: tuple[int, ...]
 
 
 def write_problem_counts(folder: RunFolder, counts: ProblemCounts) -> None:
-    """Raises OSError."""
+    """Write the counts. Raises OSError."""
     write_atomically(folder.problem_counts, msgspec.json.encode(counts))
 
 
 def read_problem_counts(folder: RunFolder) -> ProblemCounts | None:
-    """None if the head has never loaded the problems."""
+    """Read the counts; None if the head has never loaded the problems."""
     path = folder.problem_counts
     check_file(path)
     return msgspec.json.decode(path.read_bytes(), type=ProblemCounts) if path.exists() else None
@@ -58,13 +58,13 @@ class LoggedProblems(Sequence[TokenizedProblem]):
         load_all: Callable[[], Sequence[TokenizedProblem]],
         may_grow: Callable[[], bool],
     ) -> None:
-        """`counts`: by task. `load_all` reads the data files. While the log `may_grow`, a missing problem is waited for."""
+        """`counts` are by task. `load_all` reads the data files. While the log `may_grow`, a lookup waits."""
         self._log, self._purpose, self._count, self._seed = log, purpose, sum(counts), run.seed
         self._order = ProblemOrder(counts, [task.weight for task in run.resolved_tasks], run.seed)
         self._load_all, self._may_grow = load_all, may_grow
         self._all: Sequence[TokenizedProblem] | None = None
         self._by_index: dict[int, TokenizedProblem] = {}
-        self._by_seed: dict[int, TokenizedProblem] = {}  # groups after a position that is not logged yet
+        self._by_seed: dict[int, TokenizedProblem] = {}  # problems after a position that is not logged yet
         self._next_seq, self._next_position = 0, 0
         questions = EvaluationQuestions(run, counts).list_all() if purpose == "evaluate" else []
         self._questions = {answer.seed: answer.problem for answer in questions}
@@ -84,7 +84,7 @@ class LoggedProblems(Sequence[TokenizedProblem]):
         return self._by_index[index] if self._all is None else self._all[index]
 
     def _wait_for(self, index: int) -> bool:
-        """Whether the log has the problem; waits while the log may grow."""
+        """Return whether the log has the problem; wait while the log may grow."""
         self._read_log()
         while index not in self._by_index and self._may_grow():
             time.sleep(_POLL_INTERVAL_S)

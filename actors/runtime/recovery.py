@@ -1,4 +1,4 @@
-"""Recovery of a killed deciding process: decide again on all events of this epoch in its log, and continue.
+"""Recovery of a killed deciding process decides again on all events of this epoch in its log, and continues.
 
 No effect leaves a process before its event is in the log (actors/runtime/decider_loop.py), so peers only see a pause:
 recovered frames have their old numbers, and peers still hold the frames that the killed process did not acknowledge.
@@ -30,7 +30,7 @@ class NotRecoverable(UnusableInput):
 
 
 class SentFrames(msgspec.Struct):
-    """The last frames to one peer in one lane: possibly unacknowledged ones, then possibly unsent ones.
+    """Last frames to one peer in one lane: possibly unacknowledged frames, then possibly unsent ones.
 
     Frames may be unsent because effects (actors/runtime/decider_loop.py) wait for the log and for queue space.
     """
@@ -60,7 +60,7 @@ class SentFrames(msgspec.Struct):
 
 
 class Recovery:
-    """The state of one process at the end of its log, for one epoch: deciders, links and undelivered messages."""
+    """State of one process at the end of its log, for one epoch: deciders, links and undelivered messages."""
 
     def __init__(
         self,
@@ -84,11 +84,11 @@ class Recovery:
         self.sent: dict[PeerLane, SentFrames] = {}
         self.received: dict[PeerLane, tuple[int, int]] = {}  # (epoch, next number)
         self.service_messages: list[tuple[str, AnyMessage]] = []  # (service, message)
-        self.undecided: list[Decision] = []  # on events that a kill left undecided
-        self._batch_frames: dict[int, int] = {}  # by step: number of the frame with BatchReady
+        self.undecided: list[Decision] = []  # decisions on events that a kill left undecided
+        self._batch_frames: dict[int, int] = {}  # step -> number of the frame with BatchReady
 
     def replay(self, logged: Iterable[tuple[Event, Decision | None]], start_frames: Sequence[bytes]) -> None:
-        """`start_frames`: sent by the process to itself at its start. Raises NotRecoverable."""
+        """Decide again. The process sent `start_frames` to itself at its start. Raises NotRecoverable."""
         began = time.monotonic()
         for frame in start_frames:
             self._get_sent(self._process, select_frame_lane(frame)).add(frame, 0)
@@ -146,7 +146,7 @@ class Recovery:
         return Decision(event.seq, *decided.fingerprints)
 
     def _drop_trained_batch(self, step: int) -> None:
-        """The learner has stored the batches up to this one, which may have gigabytes of tokens."""
+        """Drop the frames of batches up to this one, which the learner has stored: batches can have gigabytes."""
         number = self._batch_frames.pop(step, None)
         if number is not None:
             self._get_sent(LEARNER, BULK).drop_up_to(number)
@@ -162,7 +162,7 @@ class Recovery:
         sent.add(frame, self.num_events)
 
     def build_link_state(self) -> dict[PeerLane, tuple[int, Sequence[bytes]]]:
-        """For asterism.bus.bus.Bus.restore."""
+        """Build the arguments of asterism.bus.bus.Bus.restore."""
         return {peer: (sent.next_number, sent.list_frames()) for peer, sent in self.sent.items()}
 
 
@@ -176,7 +176,7 @@ def recover(
     start_frames: Sequence[bytes],
     observer: Observer | None = None,
 ) -> Recovery | None:
-    """None if the log has no event of this epoch, which means that the process starts.
+    """Return the recovered state; None if the log has no event of this epoch, because the process starts.
 
     Raises NotRecoverable, and UnusableLog if log.keep_steps has removed events that recovery needs.
     """

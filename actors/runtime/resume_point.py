@@ -1,4 +1,4 @@
-"""The step at which a run resumes, and the group buffer's cursor at that step."""
+"""The resume point is the step at which a run resumes, and the group buffer's cursor at that step."""
 
 from collections.abc import Callable, Set
 from pathlib import Path
@@ -22,14 +22,14 @@ from asterism.policies.early_stopping import describe_outcome
 
 
 class NotResumable(UnusableInput):
-    """A record that resuming needs is missing."""
+    """A record that a resume needs is missing."""
 
 
 def choose_resume_step(folder: RunFolder, run: RunConfig, print_line: Callable[[str], None]) -> int | None:
-    """The newest step from which the run can resume with a whole checkpoint; None to start from the beginning.
+    """Return the newest step from which the run can resume with a complete checkpoint; None: start from the beginning.
 
-    Damaged checkpoints of newer steps keep their files under another name, and `print_line` receives a line about each.
-    What follows from the step, such as the cursor and the metrics, is that of the older one. Reads the files that
+    Damaged checkpoints of newer steps keep their files under another name, and `print_line` gets a line about each.
+    The cursor and the metrics then follow from the older step. Reads the files that
     training needs. Raises NotResumable if every checkpoint is damaged.
     """
 
@@ -65,7 +65,7 @@ def _set_aside_damaged_cold_start(folder: RunFolder, print_line: Callable[[str],
 
 
 def _check_first_checkpoint(folder: RunFolder) -> None:
-    """Adapters and learner.loss.kl_coef need its weights at any step."""
+    """Check the checkpoint of step 0: adapters and learner.loss.kl_coef need its weights at any step."""
     if (damage := find_training_damage(folder.get_checkpoint_path(0))) is not None:
         raise NotResumable(
             f"{damage}; only this checkpoint has the weights before RL, which learner.lora.rank and learner.loss.kl_coef "
@@ -74,7 +74,7 @@ def _check_first_checkpoint(folder: RunFolder) -> None:
 
 
 def find_resume_step(folder: RunFolder) -> int | None:
-    """The newest step that has both a checkpoint and a record in the log; None if there is no checkpoint to resume from.
+    """Return the newest step with both a checkpoint and a record in the log; None without a checkpoint to resume from.
 
     A kill may leave a checkpoint without its log record or its metrics line; then the step before is chosen. The newest
     recorded step is chosen even without a metrics line if no earlier step has one.
@@ -90,7 +90,7 @@ def choose_newest_complete_step(steps: Set[int], written: Set[int]) -> int | Non
 
 
 def find_cursor(log: Path, step: int, first_problem: int = 0) -> BufferCursor:
-    """The group buffer's cursor at the end of `step`, from the log. Raises NotResumable."""
+    """Read the group buffer's cursor at the end of `step` from the log. Raises NotResumable."""
     if step == 0:
         return BufferCursor(first_problem)
     collected = _read_collected_steps(log).get(step)
@@ -100,7 +100,7 @@ def find_cursor(log: Path, step: int, first_problem: int = 0) -> BufferCursor:
 
 
 def list_earlier_steps(log: Path, run: RunConfig, step: int) -> tuple[StepOutcome, ...]:
-    """Up to `step`, that the log still has; none without [early_stopping]."""
+    """List the outcomes up to `step` that the log still has; none without [early_stopping]."""
     if not run.early_stopping.window_steps or not step:
         return ()
     collected = _read_collected_steps(log)
@@ -108,7 +108,7 @@ def list_earlier_steps(log: Path, run: RunConfig, step: int) -> tuple[StepOutcom
 
 
 def _read_collected_steps(log: Path) -> dict[int, StepCollected]:
-    """By step. If a step ran twice, as after a resume, the later record counts."""
+    """Read the records by step. If a step ran twice, as after a resume, the later record counts."""
     messages = (
         [decode_event(log, event).message for event, _ in read_events(log, kinds=["StepCollected"])]
         if log.exists()

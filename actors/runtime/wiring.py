@@ -1,4 +1,4 @@
-"""Builds the deciders of each process from the run's folder only, for live processes, recovery and replay."""
+"""The deciders of each process are built from the run's folder only, for live processes, recovery and replay."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def list_generators(run: RunConfig) -> tuple[str, ...]:
 
 
 def get_stop_timeout_s(run: RunConfig, process: str) -> float:
-    """Time from Shutdown to the kill. A generator that stops a server gets more."""
+    """Return the seconds from Shutdown to the kill. A generator that stops a server has more of them."""
     return STOP_TIMEOUT_S + (ENGINE_KINDS[run.engine.kind].stop_allowance_s if is_generator(process) else 0.0)
 
 
@@ -61,7 +61,7 @@ async def send_engine_left(bus: Bus, left: EngineLeft) -> None:
 
 
 def build_rules(run: RunConfig, descriptions: TaskDescriptions, tokenizer: FastTokenizer) -> dict[str, Rules]:
-    """By name of the task."""
+    """Build the rules of each task, by name."""
     return {task.name: build_task_rules(run, task, descriptions[task.name], tokenizer) for task in run.resolved_tasks}
 
 
@@ -99,7 +99,7 @@ def build_head_deciders(run: RunConfig, problems: ProblemSets) -> dict[str, Deci
 
 
 def build_live_head_deciders(run: RunConfig, folder: RunFolder) -> dict[str, Decider]:
-    """Raises asterism.engine.data.datasets.DatasetError and tokenizer errors."""
+    """Build the head's deciders. Raises asterism.engine.data.datasets.DatasetError and tokenizer errors."""
     problems = load_problem_sets(run, folder, load_tokenizer(folder.expand_path(run.model.checkpoint)))
     write_problem_counts(folder, ProblemCounts(problems.train.counts, problems.test.counts))
     return build_head_deciders(run, problems)
@@ -108,7 +108,7 @@ def build_live_head_deciders(run: RunConfig, folder: RunFolder) -> dict[str, Dec
 def build_deciders(
     process: str, run: RunConfig, folder: RunFolder, logs_may_grow: Callable[[], bool] = lambda: False
 ) -> dict[str, Decider]:
-    """The deciders of a process by name; those of the head take the problems from the rollout process's log.
+    """Build the deciders of a process by name; those of the head take the problems from the rollout process's log.
 
     Raises asterism.engine.data.datasets.DatasetError and tokenizer errors.
     """
@@ -134,7 +134,7 @@ class ProblemSets(NamedTuple):
 
 
 def load_problem_sets(run: RunConfig, folder: RunFolder, tokenizer: FastTokenizer) -> ProblemSets:
-    """Raises DatasetError, also if no prompt of a task is short enough."""
+    """Load the problems. Raises DatasetError, also if no prompt of a task is short enough."""
     descriptions = read_task_descriptions(folder)
     train: list[list[TokenizedProblem]] = []
     test: list[list[TokenizedProblem]] = []
@@ -164,7 +164,7 @@ def _load_problems(
     file: str,
     report: QuestionReport,
 ) -> list[TokenizedProblem]:
-    """Prompts over the limit are skipped and counted in one warning. A first observation of the task is not counted."""
+    """Load the problems. Longer prompts are skipped; the limit does not count an environment's first observation."""
     problems: list[TokenizedProblem] = []
     renderer = build_renderer(task.get_dialogue(), description, tokenizer)
     longest, skipped, limit = 0, 0, task.get_dialogue().prompt_tokens

@@ -1,4 +1,4 @@
-"""The receive loop of generators and executors: each message becomes a task."""
+"""The receive loop of generators and executors makes a task of each message."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -22,7 +22,7 @@ class MessageChannel(Protocol):
     async def send(self, to: str, message: AnyMessage) -> None: ...
 
     async def receive(self) -> Envelope:
-        """Raises asterism.bus.codec.MalformedFrame after dropping the frame."""
+        """Receive a message. Raises asterism.bus.codec.MalformedFrame after dropping a frame."""
         ...
 
 
@@ -33,10 +33,10 @@ async def serve(
     on_started: OnTaskStarted | None = None,
     wait_for_capacity: Callable[[Envelope], Awaitable[None]] | None = None,
 ) -> None:
-    """Until Shutdown, which cancels the running tasks. An exception in a task cancels all others.
+    """Serve until Shutdown, which cancels the running tasks. An exception in a task cancels all others.
 
     `dispatch` returns the work for a message, or None, without waiting. `on_started` receives the task of this work,
-    before it runs and before the next message is received. Each message waits for `wait_for_capacity`, and none is
+    before it runs and before the next message is received. Each message waits for `wait_for_capacity`, and no other is
     received meanwhile, so senders get back-pressure; without it, the senders bound the tasks in flight.
     """
     tasks: set[asyncio.Task[None]] = set()
@@ -55,7 +55,7 @@ async def serve(
 
 
 async def _receive_next(bus: MessageChannel) -> Envelope:
-    """The next message; malformed frames are logged and dropped."""
+    """Return the next message; malformed frames are logged and dropped."""
     while True:
         try:
             return await bus.receive()

@@ -1,1 +1,1 @@
-"""The service `asterism sandbox serve`, and the client that every command with `--at FOLDER` or `--sandbox FOLDER` uses."""
+"""`asterism sandbox serve`, and its client, which each command with `--at FOLDER` or `--sandbox FOLDER` uses."""

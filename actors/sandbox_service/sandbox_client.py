@@ -1,4 +1,4 @@
-"""Client of a sandbox that `asterism sandbox serve` runs in another process."""
+"""The client uses a sandbox that `asterism sandbox serve` runs in another process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from asterism.policies.rollout.call_transitions import keeps_effects
 from asterism.sandbox.contract import CodeResult, Grade, SandboxFailure
 
 SERVED_ADDRESS = EXECUTOR  # bus address of a served sandbox
-MAX_REQUEST_BYTES = 16 << 20  # encoded; more than the sandbox accepts of code and input
+MAX_REQUEST_BYTES = 16 << 20  # limit of an encoded message: more than the sandbox accepts of code and input
 _QUEUE_MESSAGES = 65_536
 _GRADING_CALL = -1
 _POLL_INTERVAL_S = 1.0
@@ -42,7 +42,7 @@ _SERVER_ENDED = "the sandbox server has ended"
 
 
 def get_default_folder(environ: Mapping[str, str]) -> Path:
-    """A folder in which other users cannot create files first, if the system provides one."""
+    """Return a folder in which other users cannot create files first, if the system provides one."""
     runtime = environ.get("XDG_RUNTIME_DIR", "")
     if runtime and Path(runtime).is_dir():
         return Path(runtime, "asterism-sandbox")
@@ -50,10 +50,10 @@ def get_default_folder(environ: Mapping[str, str]) -> Path:
 
 
 def check_private_folder(folder: Path) -> None:
-    """Client and server require it of the folder, so that no other user takes the place of either. Raises UnusableInput."""
+    """Check that no other user can take the place of client or server in the folder. Raises UnusableInput."""
     status = folder.stat()
     if status.st_uid != os.getuid():
-        raise UnusableInput(f"--at {folder}: the folder of another user; choose one of your own")
+        raise UnusableInput(f"--at {folder}: the folder of another user; choose your own folder")
     if status.st_mode & 0o077:
         raise UnusableInput(
             f"--at {folder}: other users have access to it; run `chmod 700 {folder}`, or choose another"
@@ -61,12 +61,12 @@ def check_private_folder(folder: Path) -> None:
 
 
 def is_listening(path: Path) -> bool:
-    """Whether a process of this user listens on the Unix socket."""
+    """Return whether a process of this user listens on the Unix socket."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
             probe.connect(str(path))
-        except BlockingIOError:  # its queue of connections is full
+        except BlockingIOError:  # the socket's queue of connections is full
             return True
         except OSError:
             return False
@@ -79,7 +79,7 @@ def is_served(folder: Path) -> bool:
 
 
 class SandboxClient:
-    """Implements asterism.sandbox.contract.CodeSandbox with the sandbox served in `folder`. An asynchronous context manager."""
+    """A context manager that uses the sandbox served in `folder`. Implements asterism.sandbox.contract.CodeSandbox."""
 
     def __init__(self, folder: Path) -> None:
         if folder.exists():
@@ -92,7 +92,7 @@ class SandboxClient:
         epoch = time.time_ns()  # an earlier client may have had the same process id and name
         self._bus = open_zmq_bus(self._name, folder, _QUEUE_MESSAGES, epoch)
         self._pending: dict[tuple[int, int], asyncio.Future[CodeResult | Grade]] = {}
-        self._cells: dict[int, list[CodeRequested]] = {}  # with effects, by trajectory
+        self._cells: dict[int, list[CodeRequested]] = {}  # cells with effects, by trajectory
         self._unsent: set[int] = set()  # trajectories with cells that the server does not have
         self._folder = folder
         loop = asyncio.get_running_loop()
@@ -113,7 +113,7 @@ class SandboxClient:
             get_socket_path(self._folder, self._name, lane).unlink(missing_ok=True)
 
     async def run(self, call: CodeRequested) -> CodeResult:
-        """Raises SandboxFailure. Cancellation stops all calls of the trajectory."""
+        """Run the call. Raises SandboxFailure. Cancellation stops all calls of the trajectory."""
         if call.trajectory_id in self._unsent:
             await self._send_cells(call.trajectory_id)
         try:
@@ -127,7 +127,7 @@ class SandboxClient:
         return result
 
     async def grade(self, submission: AnswerSubmitted) -> Grade:
-        """Raises SandboxFailure."""
+        """Grade the answer. Raises SandboxFailure."""
         grade = await self._request((submission.trajectory_id, _GRADING_CALL), submission)
         assert isinstance(grade, Grade)
         return grade
@@ -142,7 +142,7 @@ class SandboxClient:
         await self._bus.send(SERVED_ADDRESS, SessionEnded(trajectory_id))
 
     async def _stop_calls(self, trajectory_id: int) -> None:
-        """By the end of the notebook, which is built again from its cells before its next one."""
+        """End the notebook, which is built again from its cells before its next call."""
         await self._bus.send(SERVED_ADDRESS, SessionEnded(trajectory_id))
         await self._send_cells(trajectory_id)
 
@@ -158,7 +158,7 @@ class SandboxClient:
             raise ValueError(f"trajectory {key[0]}: the same request is already in flight")
         frame = encode(Envelope(self._name, SERVED_ADDRESS, message))
         if len(frame) > MAX_REQUEST_BYTES:
-            raise SandboxFailure(f"a request of {len(frame)} bytes; the server accepts {MAX_REQUEST_BYTES}")
+            raise SandboxFailure(f"a request of {len(frame)} bytes; the server accepts at most {MAX_REQUEST_BYTES}")
         answer = self._pending[key] = asyncio.get_running_loop().create_future()
         try:
             await self._bus.send_frame(SERVED_ADDRESS, frame)
@@ -167,14 +167,14 @@ class SandboxClient:
             del self._pending[key]
 
     async def _watch_server(self) -> None:
-        """Waits until the server has ended, then fails all pending requests."""
+        """Wait until the server has ended, then fail all pending requests."""
         while is_served(self._folder):  # noqa: ASYNC110 - no event announces the server's end
             await asyncio.sleep(_POLL_INTERVAL_S)
         for key in list(self._pending):
             self._resolve(key, SandboxFailure(_SERVER_ENDED))
 
     async def _receive(self) -> None:
-        """Receives results; drops malformed frames, which a sandbox never sends."""
+        """Receive results, and drop malformed frames, which a sandbox never sends."""
         while True:
             with contextlib.suppress(MalformedFrame):
                 await self._receive_one()
@@ -188,7 +188,7 @@ class SandboxClient:
             case CallFailed(trajectory_id=trajectory, call=call, cause=cause):
                 self._resolve((trajectory, call), SandboxFailure(cause))
             case _:
-                pass  # a message for rollout processes only
+                pass  # the message is for rollout processes only
 
     def _resolve(self, key: tuple[int, int], result: CodeResult | Grade | SandboxFailure) -> None:
         waiting = self._pending.get(key)

@@ -1,13 +1,13 @@
-"""`asterism sandbox serve`: one executor for several clients, isolated from each other.
+"""`asterism sandbox serve` runs one executor for several clients, isolated from each other.
 
     client -> ClientGateway -> Executor -> GuardedSandbox -> sandbox, and the results back
 
 Clients are processes of the same user, and none of their messages ends the service: the gateway drops messages that a
 client may not send, such as Shutdown, and an exception during a request fails only this request.
 
-Bounds: `max_clients`; the requests of MAX_REFUSED_CLIENTS further ones are answered with a failure, and packets of
-others are dropped. MAX_NOTEBOOKS and MAX_CELL_BYTES in them of each client, MAX_REQUEST_BYTES of a message, MAX_REFUSALS
-failures that wait to be sent. A client that has closed its sockets is forgotten, with its notebooks.
+Bounds: `max_clients`; the requests of MAX_REFUSED_CLIENTS further clients fail, and packets of all others are dropped.
+At most, a client has MAX_NOTEBOOKS with MAX_CELL_BYTES in all, a message MAX_REQUEST_BYTES, and MAX_REFUSALS failures
+wait to be sent. A client that has closed its sockets is removed, with its notebooks.
 """
 
 import asyncio
@@ -58,13 +58,13 @@ from asterism.sandbox.select_backend import make_sandbox
 MAX_CLIENTS = 1024
 MAX_REFUSED_CLIENTS = 64
 MAX_NOTEBOOKS = 16_384
-MAX_CELL_BYTES = 64 << 20  # the code of a client's cells, which the server keeps to build its notebooks again
+MAX_CELL_BYTES = 64 << 20  # limit of the code of a client's cells, from which the server builds its notebooks again
 MAX_REFUSALS = 1024
-_MAX_FOLDER_CHARACTERS = 84  # the path of a socket is limited to 107
+_MAX_FOLDER_CHARACTERS = 84  # the path of a socket has at most 107 characters
 _CLIENT_NAME = re.compile(r"client-[0-9]{1,10}")
 _CLIENT_CHECK_S = 2.0
 _DESCRIPTORS_PER_CLIENT, _OTHER_DESCRIPTORS = 8, 512
-# Trajectory numbers are signed or unsigned 64-bit integers; those of each client get a range. The low 64 bits, which
+# Trajectory numbers are signed or unsigned 64-bit integers; each client's numbers get a range. The low 64 bits, which
 # seed the generators of a call, stay the same.
 _RANGE = 1 << 65
 _LOWEST = -(1 << 63)
@@ -73,7 +73,7 @@ Request = CodeRequested | AnswerSubmitted | SessionRestored | SessionEnded
 
 
 def serve_sandbox(run: RunConfig, folder: Path, console: Console) -> None:
-    """Until ^C, SIGTERM or SIGHUP. Raises UnusableInput for a folder that cannot be used."""
+    """Serve until ^C, SIGTERM or SIGHUP. Raises UnusableInput for a folder that cannot be used."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     check_private_folder(folder)
@@ -85,7 +85,7 @@ def serve_sandbox(run: RunConfig, folder: Path, console: Console) -> None:
 
 
 def _raise_client_limit() -> int:
-    """Raises the limit of open files, and returns the number of clients that it allows."""
+    """Raise the limit of open files, and return the number of clients that it allows."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     allowed = MAX_CLIENTS if most == resource.RLIM_INFINITY else (most - _OTHER_DESCRIPTORS) // _DESCRIPTORS_PER_CLIENT
@@ -115,13 +115,13 @@ async def _serve(run: RunConfig, folder: Path, console: Console, max_clients: in
 class _ServedClient:
     def __init__(self, number: int) -> None:
         self.number = number  # 0 for a refused client
-        self.epoch = -1  # of its links; another process of the same name has a higher one
-        self.notebooks: dict[int, int] = {}  # bytes of the kept cells by trajectory, by the client's numbers
+        self.epoch = -1  # epoch of the client's links; another process of the same name has a higher one
+        self.notebooks: dict[int, int] = {}  # bytes of the kept cells, by the client's number of the trajectory
         self.unusable: set[int] = set()  # trajectories without kept cells
         self._cell_bytes = 0
 
     def add_cells(self, message: SessionRestored | CodeRequested) -> str | None:
-        """Counts the cells of the message; the cause if one of the client's bounds does not permit them."""
+        """Count the cells of the message; return the cause if one of the client's bounds does not permit them."""
         trajectory_id = message.trajectory_id
         if trajectory_id not in self.notebooks and len(self.notebooks) >= MAX_NOTEBOOKS:
             return f"this client has {MAX_NOTEBOOKS} notebooks already; end one"
@@ -133,7 +133,7 @@ class _ServedClient:
         added = sum(map(sys.getsizeof, codes))
         self.notebooks.setdefault(trajectory_id, 0)
         if trajectory_id in self.unusable or self._cell_bytes + added > MAX_CELL_BYTES:
-            self.unusable.add(trajectory_id)  # until it ends or is restored: its state would lack these cells
+            self.unusable.add(trajectory_id)  # until it ends or is restored, since its state lacks these cells
             return f"the cells of this client's notebooks have more than {MAX_CELL_BYTES >> 20} MiB; end notebooks"
         self.notebooks[trajectory_id] += added
         self._cell_bytes += added
@@ -154,10 +154,10 @@ class ClientTable:
         self._folder = folder
         self.max_clients = max_clients
         self._clients: dict[str, _ServedClient] = {}
-        self._num_accepted = 0  # ever
+        self._num_accepted = 0  # number of clients accepted so far
 
     def accept(self, name: str) -> bool:
-        """Whether packets of this process are accepted; adds a new one."""
+        """Return whether packets of this process are accepted; add a new client."""
         if name in self._clients:
             return True
         if not _CLIENT_NAME.fullmatch(name) or not self._is_alive(name):
@@ -174,7 +174,7 @@ class ClientTable:
         return self._clients.get(name)
 
     def replace_earlier(self, name: str, epoch: int) -> _ServedClient | None:
-        """Removes and returns the earlier client of this name, if the message's epoch is that of another process."""
+        """Remove and return the earlier client of this name, if the message's epoch shows another process."""
         client = self._clients.get(name)
         if client is None:
             return None
@@ -187,7 +187,7 @@ class ClientTable:
         return client
 
     def remove_ended(self) -> dict[str, _ServedClient]:
-        """Removes and returns the clients that have closed their sockets, and deletes the files of killed ones."""
+        """Remove and return the clients that have closed their sockets, and delete the files of killed ones."""
         ended = {name: self._clients.pop(name) for name in list(self._clients) if not self._is_alive(name)}
         for name in ended:
             for lane in LANES:
@@ -199,12 +199,12 @@ class ClientTable:
 
 
 class ClientGateway:
-    """Implements asterism.actors.runtime.worker_loop.MessageChannel: the executor's messages with all clients."""
+    """The executor's channel to all clients. Implements asterism.actors.runtime.worker_loop.MessageChannel."""
 
     def __init__(self, bus: Bus, clients: ClientTable) -> None:
         self._bus = bus
         self._clients = clients
-        self._ended_notebooks = deque[int]()  # of clients that have ended, by the server's numbers
+        self._ended_notebooks = deque[int]()  # notebooks of clients that have ended, by the server's numbers
         self._refusals: set[asyncio.Task[None]] = set()
         self._logger = structlog.get_logger()
 
@@ -213,21 +213,21 @@ class ClientGateway:
         return self._bus.process
 
     async def receive(self) -> Envelope:
-        """Raises MalformedFrame after dropping the frame."""
+        """Receive a message. Raises MalformedFrame after dropping the frame."""
         while not self._ended_notebooks:
             delivery = await self._bus.receive_delivery()
             self._bus.acknowledge(delivery)
             if (earlier := self._clients.replace_earlier(delivery.sender, delivery.epoch)) is not None:
                 self._bus.drop_unacknowledged(delivery.sender)
                 await self._end_notebooks(earlier)
-            if delivery.sender == self.process:  # only wakes this loop
+            if delivery.sender == self.process:  # such a message only wakes this loop
                 continue
             if (envelope := self._check(delivery, decode(delivery.frame))) is not None:
                 return envelope
         return Envelope(self.process, self.process, SessionEnded(self._ended_notebooks.popleft()))
 
     def _check(self, delivery: Delivery, envelope: Envelope) -> Envelope | None:
-        """The message for the executor, with the server's number of its trajectory; None if it is refused."""
+        """Return the message for the executor, with the server's number of its trajectory; None if it is refused."""
         client, message = self._clients.get(delivery.sender), envelope.message
         if client is None or not isinstance(message, Request) or envelope.sender != delivery.sender:
             self._logger.error("message.refused", client=delivery.sender, kind=type(message).__name__)
@@ -270,11 +270,11 @@ class ClientGateway:
         if isinstance(message, CodeFinished | AnswerGraded | CallFailed):
             number, trajectory_id = divmod(message.trajectory_id - _LOWEST, _RANGE)
             client = self._clients.get(to)
-            if client is not None and client.number == number:  # otherwise it has ended
+            if client is not None and client.number == number:  # otherwise the client has ended
                 await self._bus.send(to, replace(message, trajectory_id=trajectory_id + _LOWEST))
 
     async def watch_clients(self) -> NoReturn:
-        """Forgets clients that have ended, and ends their notebooks."""
+        """Remove clients that have ended, and end their notebooks."""
         while True:
             await asyncio.sleep(_CLIENT_CHECK_S)
             await self.forget_ended_clients()
@@ -290,7 +290,7 @@ class ClientGateway:
 
 
 class GuardedSandbox:
-    """Implements asterism.sandbox.contract.Sandbox: an exception during a request is a failure of this request only."""
+    """A sandbox in which an exception fails only its own request. Implements asterism.sandbox.contract.Sandbox."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
@@ -323,7 +323,7 @@ class GuardedSandbox:
 
     @contextmanager
     def _failing(self) -> Generator[None]:
-        """Logs an exception and raises SandboxFailure instead."""
+        """Log an exception and raise SandboxFailure instead."""
         try:
             yield
         except SandboxFailure:

@@ -1,4 +1,4 @@
-"""What a metric sink is, and the sinks by name."""
+"""The contract of a metric sink, and the sinks by name."""
 
 import importlib
 import importlib.util
@@ -14,7 +14,7 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.machines import SinkName
 from asterism.configs.schema.run_config import RunConfig
 
-# Of sglang and of tasks: variables of processes, and arguments of the user's code.
+# These tables have variables of processes (sglang, tasks), and arguments of the user's code (tasks).
 SECRET_TABLES = ("environment", "variables", "parameters")
 HIDDEN = "(hidden)"
 PACKAGES: Mapping[SinkName, Sequence[str]] = {
@@ -28,32 +28,32 @@ PACKAGES: Mapping[SinkName, Sequence[str]] = {
 class BackendRun(msgspec.Struct, frozen=True):
     """The run in the backends: all launches of a run's folder continue the same one."""
 
-    id: str  # random, kept in the folder
+    id: str  # random id, kept in the folder
     config: RunConfig
     folder: RunFolder
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The configuration for the backend, without the values of tables that may have keys or passwords."""
+        """Return the configuration for the backend, without the values of tables that may have keys or passwords."""
         return _hide_secrets(to_builtins(self.config))
 
     def flatten_settings(self) -> dict[str, str]:
-        """By the key's full path, such as `rl.steps`."""
+        """Return the settings by the key's full path, such as `rl.steps`."""
         return dict(_flatten(self.settings, ""))
 
 
 class MetricSink(Protocol):
-    """Runs in its own process, so each call may block. An exception ends the process, and a new one repeats the
+    """A sink of records in its own process, so each call may block. An exception ends the process; the next repeats the
     undelivered records."""
 
     is_durable: bool  # whether records are delivered after `write`; otherwise only after `close`
 
     def write(self, records: Sequence[MetricRecord]) -> None:
-        """A record may come twice: after a kill."""
+        """Write the records. After a kill a record may come twice."""
         ...
 
     def replace_from(self, step: int) -> None:
-        """The RL records from this step on are no longer valid: a resumed run repeats them."""
+        """Invalidate the RL records from this step on: a resumed run repeats them."""
         ...
 
     def close(self) -> None: ...
@@ -81,13 +81,13 @@ def _flatten(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def open_sink(name: SinkName, run: BackendRun) -> MetricSink:
-    """Imports the sink's package, which takes up to seconds, and connects to its backend, which may block."""
+    """Import the sink's package, which takes up to seconds, and connect to its backend, which may block."""
     module = importlib.import_module(f"asterism.actors.sinks.{name}_sink")
     return module.open_run(run)
 
 
 def check_sinks(names: Sequence[str]) -> list[SinkName]:
-    """Raises UnusableInput for an unknown sink, and for one without its packages. Imports none of them."""
+    """Return the names. Raises UnusableInput for an unknown sink, and without its packages. Imports no package."""
     known: dict[str, SinkName] = {name: name for name in PACKAGES}
     for name in names:
         if name not in known:

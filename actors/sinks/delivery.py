@@ -1,7 +1,7 @@
-"""Delivers the lines of metrics.jsonl to one sink, and continues where an earlier process stopped.
+"""Delivery sends the lines of metrics.jsonl to one sink, and continues where an earlier process stopped.
 
-Consumes complete lines of the file; waits for further ones until the run has ended. The file is the only channel from the
-run, so a slow backend delays nothing but its own records.
+Consumes complete lines of the file; waits for more lines until the run has ended. The file is the only channel from
+the run, so a slow backend delays nothing but its own records.
 """
 
 import os
@@ -22,24 +22,24 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.machines import SinkName
 from asterism.configs.schema.run_config import RunConfig
 
-POLL_S = 0.5  # between two reads of metrics.jsonl
-MAX_BATCH = 100  # records per write
+POLL_S = 0.5  # seconds between two reads of metrics.jsonl
+MAX_BATCH = 100  # limit of records per write
 IDENTITY = "identity"  # file with the random id of the run in the backends
 
 Item = TypeVar("Item")
-# Waits up to POLL_S; returns whether the file gets no further lines.
+# This function waits up to POLL_S, and returns whether the file gets no further lines.
 WaitForLines = Callable[[], bool]
 
 
 class MetricLines:
-    """The complete lines of metrics.jsonl, in order. A restarted head may remove an incomplete line, never a complete one."""
+    """The complete lines of metrics.jsonl, in order. A restarted head may remove only an incomplete line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def read_new(self) -> list[bytes]:
-        """The complete lines since the last call, without their line breaks."""
+        """Return the complete lines since the last call, without their line breaks."""
         if not self._path.exists() or self._path.stat().st_size <= self._offset:
             return []
         check_file(self._path)
@@ -52,7 +52,7 @@ class MetricLines:
 
 
 def deliver(folder: RunFolder, name: SinkName, open_sink: Callable[[], MetricSink], wait: WaitForLines) -> None:
-    """Returns after the delivery of all lines. Raises UnusableInput if another process delivers, and errors of the sink."""
+    """Deliver all lines. Raises UnusableInput if another process delivers, and errors of the sink."""
     lines = MetricLines(folder.metrics)
     with DeliveryLedger(get_ledger_path(folder, name)) as ledger:
         sink = open_sink()
@@ -70,7 +70,7 @@ def deliver(folder: RunFolder, name: SinkName, open_sink: Callable[[], MetricSin
 def _repeat_undelivered(sink: MetricSink, ledger: DeliveryLedger, present: Sequence[bytes]) -> None:
     """Continue an earlier process: replace the steps that a resumed run repeats, and send unconfirmed lines again."""
     if (step := ledger.find_repeated_step(present)) is not None:
-        sink.replace_from(step)  # before the entry: a killed process repeats it
+        sink.replace_from(step)  # precedes the ledger's entry, so that a killed process repeats it
         ledger.enter_replaced(step)
     for batch in _split(ledger.select_undelivered(present)):
         _write(sink, batch)
@@ -94,7 +94,7 @@ def _split(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
 
 
 def make_wait_until_terminated() -> WaitForLines:
-    """SIGTERM means that the file is complete."""
+    """Make a wait for SIGTERM, which means that the file is complete."""
     reader, writer = os.pipe()
 
     def on_termination(_: int, __: FrameType | None) -> None:
@@ -105,7 +105,7 @@ def make_wait_until_terminated() -> WaitForLines:
 
 
 def make_identity(folder: RunFolder) -> None:
-    """Runs before the sinks are started, so that all have the same one."""
+    """Write the run's id before the sinks start, so that all of them use the same one."""
     folder.sinks.mkdir(exist_ok=True)
     if not (identity := folder.sinks / IDENTITY).exists():
         write_atomically(identity, secrets.token_hex(4).encode())
@@ -116,7 +116,7 @@ def load_backend_run(run: RunConfig, folder: RunFolder) -> BackendRun:
 
 
 def count_undelivered(folder: RunFolder, name: SinkName) -> tuple[int, int]:
-    """(undelivered records, all records)"""
+    """Return (undelivered records, all records)."""
     lines = MetricLines(folder.metrics).read_new()
     return DeliveryLedger(get_ledger_path(folder, name)).count_undelivered(lines), len(lines)
 

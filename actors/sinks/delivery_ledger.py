@@ -1,8 +1,8 @@
-"""The ledger of one sink: which lines of metrics.jsonl were sent to the backend, and which of them are delivered.
+"""The ledger of one sink records the lines of metrics.jsonl that were sent to the backend, and the delivered ones.
 
-One JSON line per entry, only appended. metrics.jsonl is the source: a line that the ledger lacks is sent, and a line that
-was sent, but not delivered, is sent again under its number. A resumed run removes lines and repeats their steps; the ledger
-then marks all RL lines from the first such step on as replaced.
+Entries are JSON lines, only appended. metrics.jsonl is the source: a line that the ledger lacks is sent, and a line
+that was sent, but not delivered, is sent again under its number. A resumed run removes lines and repeats their steps;
+the ledger then marks all RL lines from the first such step on as replaced.
 """
 
 import errno
@@ -21,11 +21,11 @@ from asterism.configs.errors import UnusableInput
 
 
 class Sent(msgspec.Struct, frozen=True, tag="sent", array_like=True):
-    """Written before a line is sent. Its number is that of the `Sent` entries before it."""
+    """An entry that precedes the sending of a line. The line's number counts the `Sent` entries before."""
 
     kind: str
     step: int
-    digest: str  # of the line
+    digest: str  # digest of the line
 
 
 class Delivered(msgspec.Struct, frozen=True, tag="delivered", array_like=True):
@@ -33,7 +33,7 @@ class Delivered(msgspec.Struct, frozen=True, tag="delivered", array_like=True):
 
 
 class Replaced(msgspec.Struct, frozen=True, tag="replaced", array_like=True):
-    """All sent RL lines with this step or a later one are no longer valid."""
+    """An entry that invalidates all sent RL lines of this step and later ones."""
 
     from_step: int
 
@@ -45,20 +45,20 @@ class NumberedLine(msgspec.Struct, frozen=True):
 
 class DeliveryLedger:
     def __init__(self, path: Path) -> None:
-        """Reads the ledger; as a context manager it also writes it."""
+        """Read the ledger; as a context manager it can also be written."""
         self._path = path
         self._file: FileIO | None = None
         self._load()
 
     def __enter__(self) -> Self:
-        """Raises UnusableInput if another process writes this ledger."""
+        """Lock the ledger. Raises UnusableInput if another process writes it."""
         self._path.parent.mkdir(exist_ok=True)
         self._file = self._path.open("ab", buffering=0)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()
-            raise UnusableInput(f"{self._path}: another process delivers to this sink, such as that of a run") from None
+            raise UnusableInput(f"{self._path}: another process delivers to this sink; wait until it ends") from None
         self._file.truncate(self._load())
         return self
 
@@ -67,18 +67,18 @@ class DeliveryLedger:
         self._file.close()
 
     def find_repeated_step(self, lines: Sequence[bytes]) -> int | None:
-        """`lines`: all of metrics.jsonl. The first RL step that a resumed run repeats, if sent lines have disappeared."""
+        """Return the first RL step that a resumed run repeats; None if `lines` of metrics.jsonl has all sent lines."""
         present = set(map(compute_digest, lines))
         lost = [self._sent[number] for digest, number in self._numbers.items() if digest not in present]
         steps = [sent.step for sent in lost if get_axis(sent.kind) == "rl"]
         return min(steps, default=None)
 
     def enter_replaced(self, step: int) -> None:
-        """The records of RL steps from `step` on are no longer sent."""
+        """Mark the sent records of RL steps from `step` on as replaced."""
         self._append(Replaced(step))
 
     def enter_unsent(self, lines: Iterable[bytes]) -> list[NumberedLine]:
-        """Enters the lines that are not yet sent as sent, and returns them with their numbers."""
+        """Enter the lines that are not yet sent as sent, and return them with their numbers."""
         unsent: list[NumberedLine] = []
         for line in lines:
             digest = compute_digest(line)
@@ -89,12 +89,11 @@ class DeliveryLedger:
         return unsent
 
     def select_undelivered(self, lines: Iterable[bytes]) -> list[NumberedLine]:
-        """The lines that are sent, but not delivered, in the order of their numbers."""
+        """Return the lines that are sent, but not delivered, in the order of their numbers."""
         numbered = ((self._numbers.get(compute_digest(line), -1), line) for line in lines)
         return [NumberedLine(number, line) for number, line in sorted(numbered) if number >= self._num_delivered]
 
     def mark_delivered(self) -> None:
-        """All lines that are sent."""
         if self._num_delivered < len(self._sent):
             self._append(Delivered(len(self._sent)))
 
@@ -103,9 +102,9 @@ class DeliveryLedger:
         return sum(number is None or number >= self._num_delivered for number in numbers)
 
     def _load(self) -> int:
-        """The number of bytes of complete lines; a kill may leave an incomplete one. Raises UnusableInput."""
+        """Return the number of bytes of complete lines; a kill may leave an incomplete line. Raises UnusableInput."""
         self._sent: list[Sent] = []
-        self._numbers: dict[str, int] = {}  # of valid lines, by digest
+        self._numbers: dict[str, int] = {}  # numbers of valid lines, by digest
         self._num_delivered = 0
         content = self._path.read_bytes() if self._path.exists() else b""
         complete = content[: content.rfind(b"\n") + 1]
@@ -117,7 +116,7 @@ class DeliveryLedger:
         return len(complete)
 
     def _append(self, entry: Sent | Delivered | Replaced) -> None:
-        """Raises OSError on a full disk, also if it has space for a part of the entry."""
+        """Append the entry. Raises OSError on a full disk, also if it has space for a part of the entry."""
         assert self._file is not None
         line = msgspec.json.encode(entry) + b"\n"
         if self._file.write(line) < len(line):

@@ -1,4 +1,4 @@
-"""The records that sinks deliver: a line of metrics.jsonl with stable names and the axis of its step.
+"""Sinks deliver these records: a line of metrics.jsonl with stable names and the axis of its step.
 
 The names are an interface (docs/metrics.md): dashboards of users refer to them.
 """
@@ -10,17 +10,17 @@ from typing import Any, Literal
 import msgspec
 
 Axis = Literal["rl", "cold_start"]
-# Characters that every backend accepts in a name; MLflow refuses most others.
+# Every backend accepts the other characters in a name; MLflow refuses most of these.
 _OTHER_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]+")
 _PREFIXES = {"step": "rl", "sft": "cold_start"}
 
 
 class MetricRecord(msgspec.Struct, frozen=True):
-    number: int  # in the order of delivery, from 0; never reused in a run
+    number: int  # position in the order of delivery, from 0; never reused in a run
     axis: Axis  # RL steps or optimizer steps of the cold start
-    step: int  # on the axis
-    values: Mapping[str, float]  # by name
-    texts: Mapping[str, str]  # by name
+    step: int  # step on the axis
+    values: Mapping[str, float]  # values by name
+    texts: Mapping[str, str]  # texts by name
 
 
 def get_axis(kind: str) -> Axis:
@@ -28,7 +28,7 @@ def get_axis(kind: str) -> Axis:
 
 
 def build_record(number: int, line: bytes) -> MetricRecord:
-    """Values that are null, since nothing was measured, are left out. A health report counts as the value 1."""
+    """Build the record without null values, which were not measured. A health report counts as the value 1."""
     fields: dict[str, Any] = msgspec.json.decode(line)
     kind, step = fields.pop("kind"), fields.pop("step")
     values, texts = dict[str, float](), dict[str, str]()
@@ -48,7 +48,7 @@ def build_record(number: int, line: bytes) -> MetricRecord:
 
 
 def clean_name(key: str) -> str:
-    """`reward: format` becomes `reward-format`; other characters than letters, digits, "_", "." and "-" become "_", and
-    those outside ASCII their code points, such as `_u683c`, so that names remain different."""
+    """Change `reward: format` to `reward-format`; characters except letters, digits, "_", "." and "-" become "_", and
+    characters outside ASCII their code points, such as `_u683c`, so that names remain different."""
     ascii_key = key.encode("ascii", "backslashreplace").decode()
     return _OTHER_CHARACTERS.sub("_", ascii_key.replace(": ", "-"))

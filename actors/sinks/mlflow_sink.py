@@ -1,6 +1,6 @@
-"""Sends the records to an MLflow tracking server or database: by default RUN/mlflow.db.
+"""This sink sends the records to an MLflow tracking server or database: by default RUN/mlflow.db.
 
-An MLflow metric has a step of its own; both axes share it, since their metrics have different names.
+An MLflow metric has its own step; both axes share it, since their metrics have different names.
 """
 
 import time
@@ -35,14 +35,14 @@ class MlflowSink:
                 self._client.set_tag(self._run_id, f"{name}/step_{record.step}", text[:MAX_PARAM_VAL_LENGTH])
 
     def replace_from(self, step: int) -> None:
-        """MLflow cannot remove records. Its points with a later time at the same step are those of the resumed run."""
+        """Keep the records: MLflow cannot remove them. The resumed run's points at the same step have a later time."""
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id, "FINISHED")
 
 
 def open_run(run: BackendRun) -> MlflowSink:
-    """A server may need MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN."""
+    """Open the run. A server may need MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN."""
     options = run.config.metrics
     client = MlflowClient(options.mlflow_uri.replace("$RUN", str(run.folder.path.resolve())))
     experiment = client.get_experiment_by_name(options.project)
@@ -53,7 +53,7 @@ def open_run(run: BackendRun) -> MlflowSink:
         client.update_run(opened.info.run_id, "RUNNING")
     else:
         opened = client.create_run(experiment_id, tags={IDENTITY_TAG: run.id}, run_name=run.config.name)
-    # A parameter cannot change: those of a resumed run that may differ keep their first value.
+    # A parameter cannot change: parameters of a resumed run that may differ keep their first value.
     params = [
         Param(key, value[:MAX_PARAM_VAL_LENGTH])
         for key, value in run.flatten_settings().items()

@@ -1,7 +1,7 @@
-"""`python -m asterism.actors.sinks.sink_process NAME --run-folder FOLDER`: delivers the records of a run to one sink.
+"""`python -m asterism.actors.sinks.sink_process NAME --run-folder FOLDER` delivers the records of a run to one sink.
 
 The launcher starts it with --follow, and sends SIGTERM when metrics.jsonl is complete. `asterism metrics sync` starts it
-without.
+without this flag.
 """
 
 import os
@@ -17,7 +17,7 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.machines import SinkName
 
 NICENESS = 10  # the run's processes have precedence
-# Of the packages, which also report their own use.
+# These variables stop the packages' reports about their own use.
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "WANDB_ERROR_REPORTING": "false",
@@ -26,7 +26,6 @@ ENVIRONMENT = {
 
 
 def name_sink_process(sink: str) -> str:
-    """As in the names of its log files."""
     return f"sink-{sink}"
 
 

@@ -1,6 +1,6 @@
-"""Writes event files for TensorBoard into RUN/tensorboard, a folder per axis: `tensorboard --logdir runs`.
+"""This sink writes event files for TensorBoard into RUN/tensorboard, a folder per axis: `tensorboard --logdir runs`.
 
-A folder per axis, because an event that drops replaced steps applies to all names of a folder.
+Each axis has a folder, because an event that drops replaced steps applies to all names of a folder.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -41,7 +41,7 @@ class TensorboardSink:
             writer.flush()
 
     def replace_from(self, step: int) -> None:
-        """TensorBoard drops the events from this step on, of all earlier files."""
+        """Let TensorBoard drop the events from this step on, in all earlier files."""
         log = SessionLog(status=SessionLog.START)
         self._get_writer("rl").add_event(Event(wall_time=time.time(), step=step, session_log=log))
 
@@ -69,7 +69,7 @@ class TensorboardSink:
 
 
 def open_run(run: BackendRun) -> TensorboardSink:
-    """The settings become a text with a line per key."""
+    """Open the writer. The settings become a text with a line per key."""
     lines = (f"{key} = {value}".replace("\n", "\\n") for key, value in run.flatten_settings().items())
     settings = "".join(f"    {line}\n" for line in lines)
     return TensorboardSink(run.folder.path / "tensorboard", settings)

@@ -1,6 +1,6 @@
-"""Writes the records to a local Trackio store: by default RUN/trackio. `trackio show` reads it, and `trackio sync` uploads it.
+"""This sink writes the records to a local Trackio store, by default RUN/trackio, which `trackio show` reads.
 
-The records go directly to the store's database, which ignores a record that it has: each has an id.
+`trackio sync` uploads the store. Each record has an id: the store's database ignores a record that it already has.
 """
 
 import os
@@ -20,7 +20,7 @@ class TrackioSink:
 
         self._storage = SQLiteStorage
         self._run = run
-        # With the fields that Trackio's dashboard expects.
+        # Trackio's dashboard expects the fields with an underscore.
         self._config: dict[str, Any] | None = {
             **run.settings,
             **{"_Username": None, "_Group": None, "_Created": datetime.now(UTC).isoformat()},
@@ -39,13 +39,13 @@ class TrackioSink:
         self._config = None
 
     def replace_from(self, step: int) -> None:
-        """The store keeps the records. Its points with a later time at the same step are those of the resumed run."""
+        """Keep the records: the store cannot remove them. A resumed run's points at the same step have a later time."""
 
     def close(self) -> None:
         pass
 
 
 def open_run(run: BackendRun) -> TrackioSink:
-    """Trackio reads the folder from the environment when it is imported."""
+    """Open the store. Trackio reads the folder from the environment when it is imported."""
     os.environ["TRACKIO_DIR"] = str(run.folder.expand_path(run.config.metrics.trackio_folder).resolve())
     return TrackioSink(run)

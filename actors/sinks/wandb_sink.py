@@ -1,8 +1,8 @@
-"""Sends the records to Weights & Biases, or writes them to RUN/wandb for a later `wandb sync`.
+"""This sink sends the records to Weights & Biases, or writes them to RUN/wandb for a later `wandb sync`.
 
 The package writes and uploads in the background and confirms only at the end, so the records count as delivered after
 `close`. After a kill all records since the last close are sent again under their numbers, which are W&B's steps; the
-records that the server has are skipped.
+server already has those records and skips them.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class WandbSink:
 
     def __init__(self, run: wandb.Run) -> None:
         self._run = run
-        self._first = run.starting_step  # the server has the records with smaller numbers
+        self._first = run.starting_step  # number of the first record that the server lacks
         for axis, prefixes in PREFIXES.items():
             run.define_metric(AXES[axis], hidden=True)
             for prefix in prefixes:
@@ -34,16 +34,16 @@ class WandbSink:
                 self._run.log(fields, step=record.number)
 
     def replace_from(self, step: int) -> None:
-        """W&B cannot remove records. Its later points at the same step are those of the resumed run."""
+        """Keep the records: W&B cannot remove them. The resumed run's points at the same step come later."""
 
     def close(self) -> None:
-        """Returns when everything is uploaded or, offline, written."""
+        """Return when all records are uploaded or, offline, written."""
         self._run.finish()
         wandb.teardown()  # only then the file is complete
 
 
 def open_run(run: BackendRun) -> WandbSink:
-    """Online it needs the key of `wandb login` or WANDB_API_KEY."""
+    """Open the run. Online it needs the key of `wandb login` or WANDB_API_KEY."""
     settings = wandb.Settings(
         console="off", silent=True, save_code=False, disable_git=True, x_disable_stats=True, quiet=True
     )

@@ -1,1 +1,1 @@
-"""[[stages]]: each stage is a run of its own, in a folder of the whole run, and continues the one before."""
+"""Each of [[stages]] is a separate run, in a folder of the whole run, and continues the stage before."""

@@ -1,4 +1,4 @@
-"""The problems that a finished run has solved, by its structured logs, and the data files without them.
+"""The problems that a finished run has solved are read from its structured logs, and left out of the data files.
 
 A problem is solved if in its last group all rollouts are successes (`evaluation.success`). A rollout that failed or was
 aborted is not solved. Problems of unfinished groups are not solved either. Problems without a group are counted apart.
@@ -20,16 +20,16 @@ from asterism.engine.data.datasets import RowLayout, make_training_report, read_
 
 
 class _Group(NamedTuple):
-    task: str  # its name
+    task: str  # name of the task
     problem: str  # "FILE:ROW", as asterism.engine.data.datasets.DatasetProblem.name
-    size: int  # rollouts
-    started_at: str  # in ISO format
+    size: int  # number of rollouts
+    started_at: str  # time in ISO format
 
 
 class ProblemResults(NamedTuple):
     """Names "FILE:ROW" of the problems of a task."""
 
-    visited: set[str]  # with a group
+    visited: set[str]  # problems with a group
     solved: set[str]
 
 
@@ -44,7 +44,7 @@ class UnsolvedCount(NamedTuple):
 
 
 def read_problem_results(folder: RunFolder, success: SuccessRule) -> Mapping[str, ProblemResults]:
-    """By name of the task. Raises UnusableInput without logs, and for a damaged one."""
+    """Read the results by name of the task. Raises UnusableInput without logs, and for a damaged one."""
     groups: dict[int, _Group] = {}
     for line in _read_log(folder.logs / f"{HEAD}.jsonl", "group.started"):
         if line["purpose"] == "train":
@@ -57,7 +57,7 @@ def read_problem_results(folder: RunFolder, success: SuccessRule) -> Mapping[str
             is_met = reward is not None and success.is_met(reward, line.get("components") or {})
             solved_rollouts[line["group_id"]][line["trajectory_id"]] = is_met
     results: dict[str, ProblemResults] = {}
-    for group_id, group in sorted(groups.items()):  # ids rise
+    for group_id, group in sorted(groups.items()):  # ids rise with time
         visited, solved = results.setdefault(group.task, ProblemResults(set(), set()))
         visited.add(group.problem)
         rollouts = solved_rollouts[group_id]
@@ -72,9 +72,9 @@ def read_problem_results(folder: RunFolder, success: SuccessRule) -> Mapping[str
 def write_unsolved_rows(
     source: Path, layout: RowLayout, results: ProblemResults, target: Path, max_bad_rows: int = 0
 ) -> UnsolvedCount:
-    """The rows of `source` that are not solved, as JSONL, without repeated and unusable ones, which a run drops.
+    """Write the unsolved rows of `source` as JSONL, without repeated and unusable ones, which a run drops.
 
-    Raises UnusableInput if none is left, and DiskError.
+    Raises UnusableInput if all problems are solved, and DiskError.
     """
     num_problems, num_solved, num_unvisited, report = 0, 0, 0, make_training_report(max_bad_rows)
     with replacing_file(target) as file:
@@ -93,7 +93,7 @@ def write_unsolved_rows(
 
 
 def _read_log(path: Path, event: str) -> Iterator[dict[str, Any]]:
-    """Lines of one event. A kill can leave the last line incomplete."""
+    """Yield the lines of one event. A kill can leave the last line incomplete."""
     marker = f'"{event}"'.encode()
     check_file(path)
     try:

@@ -1,4 +1,4 @@
-"""The configuration of a stage that continues another one: an ordinary run, which needs nothing of [[stages]]."""
+"""A stage that continues another stage has an ordinary run's configuration, which needs nothing of [[stages]]."""
 
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -23,7 +23,7 @@ class FinishedStage(NamedTuple):
     folder: RunFolder
 
     def find_last_checkpoint(self) -> tuple[int, Path]:
-        """Step and folder. Raises UnusableInput if it was deleted."""
+        """Return step and folder. Raises UnusableInput if the checkpoint was deleted."""
         steps = list_saved_steps(self.folder.checkpoints)
         if not steps:
             raise UnusableInput(f"{self.folder.checkpoints}: no checkpoint from which the next stage could continue")
@@ -31,14 +31,14 @@ class FinishedStage(NamedTuple):
 
 
 class StageStart(NamedTuple):
-    """What a stage takes from the stage before, except its unsolved problems."""
+    """Checkpoint and data position with which a stage continues the stage before."""
 
     checkpoint: str  # absolute path
     first_problem: int
 
 
 def check_stage(run: RunConfig, options: StageConfig, before: RunConfig) -> None:
-    """Raises UnusableInput if the stage before does not log what this one needs, or has other tasks than `unsolved` needs."""
+    """Check the logs that this stage reads, and for `unsolved` the tasks, of the stage before. Raises UnusableInput."""
     prefix = f"stages: {options.name}: "
     if options.problems == "all":
         if options.problem_order == "continue" and not before.log.events:
@@ -61,7 +61,7 @@ def check_stage(run: RunConfig, options: StageConfig, before: RunConfig) -> None
 
 
 def find_start(run: RunConfig, options: StageConfig, before: FinishedStage, first: RunFolder) -> StageStart:
-    """Of a stage that has not begun. New data start at `rl.first_problem`. Raises UnusableInput."""
+    """Find the start of a stage that has not begun. New data start at `rl.first_problem`. Raises UnusableInput."""
     step, checkpoint = before.find_last_checkpoint()
     first_problem = run.rl.first_problem
     if (
@@ -74,14 +74,14 @@ def find_start(run: RunConfig, options: StageConfig, before: FinishedStage, firs
 
 
 def read_start(run: RunConfig) -> StageStart:
-    """Of a stage that has begun with `run`. The files of the stage before may be deleted."""
+    """Return the start of a stage that has begun with `run`. The files of the stage before may be deleted."""
     return StageStart(run.learner.resume_from, run.rl.first_problem)
 
 
 def continue_stage(run: RunConfig, options: StageConfig, start: StageStart, first: RunFolder) -> RunConfig:
-    """`run` with the weights, and as configured the moments, the data position and the unsolved problems of the stage before.
+    """Return `run` with weights and, as configured, moments, data position and unsolved problems of the stage before.
 
-    `first`: the folder of the first stage, which `$RUN` means in all stages.
+    `first` is the folder of the first stage, to which `$RUN` refers in all stages.
     """
     expanded = expand_paths(run, RunFolder(first.path.resolve()))
     table: dict[str, Any] = {**msgspec.to_builtins(expanded), "tiny": None}
@@ -100,7 +100,7 @@ def continue_stage(run: RunConfig, options: StageConfig, start: StageStart, firs
 def write_unsolved(
     options: StageConfig, before: FinishedStage, first: RunFolder, print_line: Callable[[str], None]
 ) -> None:
-    """The problems of each task that the stage before has not solved. Raises UnusableInput and DiskError."""
+    """Write the problems of each task that the stage before has not solved. Raises UnusableInput and DiskError."""
     results = read_problem_results(before.folder, before.run.success)
     descriptions = read_task_descriptions(before.folder)
     for task in before.run.resolved_tasks:

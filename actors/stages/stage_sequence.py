@@ -1,11 +1,11 @@
-"""Runs the stages of [[stages]] one after the other, each in a folder of its own.
+"""A sequence runs the stages of [[stages]] one after the other, each in its own folder.
 
     runs/NAME/stages.json              the names of the stages, in order
     runs/NAME/1_FIRST/, 2_SECOND/      run folders
     runs/NAME/unsolved_SECOND.jsonl    training data of a stage with problems = "unsolved"
     runs/NAME/stages.png               reward, length and share at the length limit over all stages
 
-Whatever is killed, `--resume` skips the finished stages and resumes the first unfinished one. A stage that has a checkpoint
+After any kill, `--resume` skips the finished stages and resumes the first unfinished one. A stage that has a checkpoint
 resumes without the logs of the stage before.
 """
 
@@ -33,20 +33,20 @@ from asterism.configs.run_folder import RunFolder, StagesFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.checkpoints import list_saved_steps
 
-Stages = Sequence[tuple[StageConfig, RunConfig]]  # at least one
-RunStage = Callable[[RunConfig, bool], int]  # with whether to resume it; returns the exit code
+Stages = Sequence[tuple[StageConfig, RunConfig]]  # at least one stage
+RunStage = Callable[[RunConfig, bool], int]  # gets whether to resume the run; returns the exit code
 
 
 class StageSelection(NamedTuple):
-    """The flags of `asterism run`."""
+    """Flags of `asterism run`."""
 
     resume: bool = False
     overwrite: bool = False
-    first: str = ""  # name of the stage to begin with; empty: the first one
+    first: str = ""  # name of the stage to begin with; empty: the first stage
 
 
 def find_first_stage(stages: Stages, selection: StageSelection) -> int:
-    """Its index. Raises UnusableInput for an unknown stage."""
+    """Return the index of the stage. Raises UnusableInput for an unknown one."""
     name, names = selection.first, [options.name for options, _ in stages]
     if not name:
         return 0
@@ -56,7 +56,7 @@ def find_first_stage(stages: Stages, selection: StageSelection) -> int:
 
 
 def count_stages_to_run(stages: Stages, selection: StageSelection) -> int:
-    """For a node that joins each of them. A node that does not see the folder of the run counts finished stages, too."""
+    """Count the stages that a node joins. A node that does not see the run's folder counts finished stages, too."""
     first = find_first_stage(stages, selection)
     folders = list_stage_folders(stages)[first:]
     return len(folders) if selection.overwrite else sum(not folder.summary.exists() for folder in folders)
@@ -69,7 +69,7 @@ def list_stage_folders(stages: Stages) -> list[RunFolder]:
 
 
 class StageSequence:
-    """Raises UnusableInput for an unknown stage, or for folders that the flags do not allow to use."""
+    """Stages of one run. Raises UnusableInput for an unknown stage, or for folders that the flags do not permit."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class StageSequence:
         self._prepare_folder()
 
     def run(self, run_stage: RunStage) -> int:
-        """The exit code of the first stage that does not end with 0, or 0. Raises UnusableInput and DiskError."""
+        """Run the stages; return the first exit code other than 0, or 0. Raises UnusableInput and DiskError."""
         before: FinishedStage | None = None
         for index, (options, run) in enumerate(self._stages):
             folder, run = self._folders[index], replace(run, name=f"{run.name}/{self._folders[index].path.name}")
@@ -116,7 +116,7 @@ class StageSequence:
         return continue_stage(run, options, start, first)
 
     def _check_stages(self) -> None:
-        """Before a stage trains. Raises UnusableInput if a later one could not continue it."""
+        """Check, before a stage trains, that each stage can continue the one before. Raises UnusableInput."""
         for index in range(max(1, self._first), len(self._stages)):
             options, run = self._stages[index]
             before = self._get_finished(index - 1).run if index == self._first else self._stages[index - 1][1]
@@ -156,17 +156,17 @@ class StageSequence:
         write_atomically(self.folder.record, msgspec.json.format(msgspec.json.encode({"stages": names})) + b"\n")
 
     def _check_record(self) -> None:
-        """Stages that have begun keep their names and numbers. Raises RunFolderError."""
+        """Check that stages that have begun keep their names and numbers. Raises RunFolderError."""
         begun = [folder.path.name for folder in self.folder.list_begun()]
         names = [folder.path.name for folder in self._folders]
         if not set(begun) <= set(names):
             raise RunFolderError(
                 f"{self.folder.path}: the stages {', '.join(begun)} have begun, but [[stages]] has {', '.join(names)}; "
-                "restore the names and order of those that have begun, or choose another folder with --name"
+                "restore the names and order of these stages, or choose another folder with --name"
             )
 
     def _get_finished(self, index: int, expected: RunConfig | None = None) -> FinishedStage:
-        """Raises RunFolderError if the stage is unfinished, or finished with another configuration."""
+        """Return the finished stage. Raises RunFolderError if it is unfinished, or has another configuration."""
         options, folder = self._stages[index][0], self._folders[index]
         if not folder.summary.exists():
             raise RunFolderError(

@@ -1,4 +1,4 @@
-"""A generator with a scripted engine, an arbiter and a rollout."""
+"""A generator runs with a scripted engine, an arbiter and a rollout."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,7 +29,7 @@ FETCH_S = 3.0
 
 
 class ScriptedEngine(FakeEngine):
-    """Implements asterism.engine.contract.Engine: a token takes STEP_S. A sequence that begins with 666 fails, one with 999 stalls."""
+    """An engine (engine/contract.py): a token takes STEP_S; a sequence that begins with 666 fails, with 999 stalls."""
 
     def __init__(self, version: int = 4) -> None:
         self.version = version
@@ -41,7 +41,7 @@ class ScriptedEngine(FakeEngine):
         self.loaded_versions: list[int] = []
         self.loaded_paths: list[str] = []
         self.refused: list[int] = []
-        self.sleeps: list[int] = []  # decode steps at each sleep
+        self.sleeps: list[int] = []  # number of decode steps at each sleep
 
     @property
     def generated(self) -> list[int]:
@@ -51,7 +51,7 @@ class ScriptedEngine(FakeEngine):
         return Capacity(1024, 16, 512)
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """The logprob of each token is -1 divided by the length of the prompt."""
+        """Generate. The logprob of each token is -1 divided by the length of the prompt."""
         self.requests.append(request)
         if request.token_ids[0] == 666:
             raise EngineFailure("out of memory")
@@ -107,9 +107,9 @@ class Scene:
     def __init__(self, hub: Hub, engine: ScriptedEngine) -> None:
         self.engine, self.version = engine, engine.version
         self.arbiter, self.rollout = hub.join("head", 100), hub.join("rollout-0", 100)
-        self.recorded: list[EngineLoadReported] = []  # for the recorder
-        self.reports: list[tuple[float, EngineLoadReported]] = []  # with their time
-        self.fetched: list[int] = []  # versions
+        self.recorded: list[EngineLoadReported] = []  # reports that the recorder received
+        self.reports: list[tuple[float, EngineLoadReported]] = []  # reports with their time
+        self.fetched: list[int] = []  # versions of fetched weights
 
     async def send(self, *messages: AnyMessage) -> None:
         for message in messages:
@@ -119,7 +119,7 @@ class Scene:
         return [(await self.rollout.receive()).message for _ in range(count)]
 
     async def fetch(self, published: WeightsPublished) -> WeightsPublished:
-        """Fetches weights in FETCH_S; version 6 is missing."""
+        """Fetch weights in FETCH_S; version 6 is missing."""
         self.fetched.append(published.version)
         await asyncio.sleep(FETCH_S)
         if published.version == 6:
@@ -141,7 +141,7 @@ class Scene:
 
 @asynccontextmanager
 async def open_scene(version: int = 4, *, is_remote: bool = False) -> AsyncIterator[Scene]:
-    """`is_remote`: the learner runs on another machine."""
+    """Open a scene. `is_remote`: the learner runs on another machine."""
     hub, engine = Hub(), ScriptedEngine(version)
     scene = Scene(hub, engine)
     clock, fetch = asyncio.get_running_loop().time, scene.fetch if is_remote else None

@@ -1,4 +1,4 @@
-"""The executor with a bus and a scripted sandbox."""
+"""An executor runs with a bus and a scripted sandbox."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -31,14 +31,14 @@ ADDRESS = "executor-0/2"
 
 
 class ScriptedSandbox:
-    """Code and answers are the duration that they take, or "break"; requests are recorded."""
+    """A sandbox in which code and answers are the duration that they take, or "break"; it records requests."""
 
     def __init__(self) -> None:
         self.running = 0
         self.max_running = 0
         self.requests: list[str] = []
         self.broken = asyncio.Event()
-        self.output = ""  # of code, instead of the code
+        self.output = ""  # output of a call, instead of its code
 
     async def start(self) -> Isolation:
         return Isolation("scripted", (), False, ())
@@ -100,7 +100,7 @@ class Scene:
         return [(await self.rollout.receive()).message for _ in range(count)]
 
     async def receive_finished(self, count: int) -> list[int]:
-        """The trajectories of the next messages, if all are CodeFinished."""
+        """Return the trajectories of the next messages, which must all be CodeFinished."""
         return [message.trajectory_id for message in await self.receive(count) if isinstance(message, CodeFinished)]
 
 
@@ -125,7 +125,7 @@ def answer(trajectory_id: int, duration: str = "1") -> AnswerSubmitted:
     return AnswerSubmitted(trajectory_id, duration, "2")
 
 
-async def test_it_announces_itself_and_reports_its_first_result_once(scene: Scene) -> None:
+async def test_an_executor_announces_itself_and_reports_its_first_result_once(scene: Scene) -> None:
     assert (await scene.launcher.receive()).message == ExecutorJoined(ADDRESS, 3)
     await scene.send(call(0, "break"), call(1), call(2))
     await scene.receive(3)
@@ -133,7 +133,7 @@ async def test_it_announces_itself_and_reports_its_first_result_once(scene: Scen
     assert scene.launcher.waiting == 0
 
 
-async def test_its_isolation_is_recorded_before_it_joins() -> None:
+async def test_the_isolation_is_recorded_before_the_executor_joins() -> None:
     hub = Hub()
     bus, launcher = hub.join("executor-0", 10), hub.join("launcher", 10)
     recorded: list[tuple[str, int]] = []
@@ -149,7 +149,7 @@ async def test_its_isolation_is_recorded_before_it_joins() -> None:
     await running
 
 
-async def test_it_ends_without_answers_when_its_sandbox_breaks_for_good() -> None:
+async def test_an_executor_ends_without_answers_when_its_sandbox_breaks_for_good() -> None:
     scene = Scene(100, 1000, False)
     await scene.send(call(0), call(1, "1000"))
     await scene.receive(1)
@@ -160,7 +160,7 @@ async def test_it_ends_without_answers_when_its_sandbox_breaks_for_good() -> Non
     assert scene.rollout.waiting == 0  # the launcher sends ExecutorLeft, and the rollout sends the call elsewhere
 
 
-async def test_every_answer_has_its_executors_address_and_a_failure_is_not_a_result(scene: Scene) -> None:
+async def test_every_answer_has_the_address_of_its_executor_and_a_failure_is_not_a_result(scene: Scene) -> None:
     await scene.send(call(0), call(1, "break", 3), answer(2), answer(3, "break"))
     answers = await scene.receive(4)
     assert answers[:2] == [CallFailed(1, 3, "sandbox: broken", ADDRESS), CallFailed(3, -1, "grader: broken", ADDRESS)]
@@ -227,8 +227,8 @@ async def test_a_waiting_call_is_cancelled_without_running() -> None:
         assert "run 2" not in scene.sandbox.requests
 
 
-async def test_beyond_its_bounds_senders_get_back_pressure_and_no_call_is_lost() -> None:
-    """2 calls in the sandbox, 2 before it, 1 received, and 8 on the bus."""
+async def test_beyond_the_bounds_senders_get_back_pressure_and_no_call_is_lost() -> None:
+    """2 calls are in the sandbox, 2 before it, 1 is received, and 8 are on the bus."""
     async with open_scene(max_calls=2, bound=8) as scene:
         sending = asyncio.create_task(scene.send(*(call(number) for number in range(300))))
         await asyncio.sleep(0.5)
@@ -250,13 +250,13 @@ async def test_two_full_queues_do_not_wait_for_each_other() -> None:
 
 
 async def test_the_end_of_a_trajectory_is_received_at_full_capacity() -> None:
-    """Also if all calls in the sandbox are long calls of this trajectory."""
+    """The sandbox may be full of long calls of this trajectory."""
     async with open_scene(max_calls=2) as scene:
         await scene.send(*(call(0, "3600", number) for number in range(3)), SessionEnded(0), call(1))
         assert await asyncio.wait_for(scene.receive_finished(1), 5) == [1]
 
 
-async def test_shutdown_cancels_its_calls() -> None:
+async def test_shutdown_cancels_the_calls_of_an_executor() -> None:
     async with open_scene(max_calls=4) as scene:
         await scene.send(*(call(number, "3600") for number in range(6)))
         await asyncio.sleep(1)

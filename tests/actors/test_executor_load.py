@@ -1,4 +1,4 @@
-"""The executor's load reports: running and queued calls, and their durations."""
+"""The load reports of an executor have running and queued calls, and their durations."""
 
 import asyncio
 from contextlib import ExitStack

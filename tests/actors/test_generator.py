@@ -1,4 +1,4 @@
-"""The generator with a scripted engine: turns, cache releases, weights, sleep and load reports."""
+"""A generator with a scripted engine: turns, cache releases, weights, sleep and load reports."""
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
@@ -119,7 +119,7 @@ async def test_a_version_that_was_trained_again_with_other_bits_is_loaded_again(
     assert scene.engine.loaded_versions == [5, 5]
 
 
-async def test_the_arbiter_learns_of_an_engine_when_it_holds_the_published_weights() -> None:
+async def test_an_engine_joins_the_arbiter_when_it_holds_the_published_weights() -> None:
     hub, engine = Hub(), ScriptedEngine(-1)
     head = hub.join("head", 100)
     bus = hub.join("generator-0", 100)
@@ -281,7 +281,7 @@ async def test_only_weights_of_the_requested_version_or_newer_end_a_sleep(scene:
     assert await scene.receive(1) == [asleep(1, 5)]
     await asyncio.sleep(1)
     assert (scene.engine.loaded_versions, scene.engine.generated, scene.rollout.waiting) == ([], [], 0)
-    await scene.send(EngineSleepRequested(2, -1), published(4))  # by a restarted learner
+    await scene.send(EngineSleepRequested(2, -1), published(4))  # from a restarted learner
     assert await scene.receive(1) == [asleep(2, -1)]
     await asyncio.sleep(1)
     assert (scene.engine.loaded_versions, scene.engine.generated) == ([4], [1])
@@ -311,7 +311,7 @@ async def test_refused_weights_do_not_end_a_sleep(scene: Scene) -> None:
 
 async def test_the_load_is_reported_four_times_a_second_while_it_changes_and_once_when_it_settles(scene: Scene) -> None:
     await asyncio.sleep(5)
-    await scene.send(turn(1, 11))  # 1.1 s
+    await scene.send(turn(1, 11))  # takes 1.1 s
     await asyncio.sleep(20)
     assert [at for at, _ in scene.reports] == [5.25, 5.5, 5.75, 6.0, 6.25]
     assert [report.running for _, report in scene.reports] == [1, 1, 1, 1, 0]
@@ -342,6 +342,6 @@ async def test_the_work_after_the_last_report_is_logged_at_the_end() -> None:
     with capture_logs() as logged:
         async with open_scene() as scene:
             await scene.send(turn(1, 10))
-            await asyncio.sleep(0.65)  # a report at 0.5
+            await asyncio.sleep(0.65)  # a report comes at 0.5 s
     assert [report.decode_steps for _, report in scene.reports] == [2, 4]
     assert [line["decode_steps"] for line in logged if line["event"] == "engine.load"] == [2, 4, 6]

@@ -1,4 +1,4 @@
-"""The program of a run's processes: the pinned sandbox backend of executors, and the exit code."""
+"""The program of a run's processes pins the sandbox backend of executors, and keeps the exit code."""
 
 import subprocess
 import sys

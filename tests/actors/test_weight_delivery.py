@@ -46,7 +46,7 @@ STEPS = 5
 
 
 class LossyEngine(EmbeddedEngine):
-    """Confirms each version of the weights, and loses those from `first_lost` on."""
+    """An engine that confirms each version of the weights, and loses versions from `first_lost` on."""
 
     first_lost = 10_000
 
@@ -62,7 +62,7 @@ class LossyEngine(EmbeddedEngine):
 
 @pytest.fixture
 def adapted(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[RunConfig, RunFolder]]:
-    """A run with adapters, with the given publication."""
+    """Return a run with adapters, with the given publication."""
     run, folder = make_run(tmp_path, sft_steps=0)
     settings = {} if request.param == "full" else {**SETTINGS, "publish": request.param}
     yield replace(run, learner=change_learner(run.learner, **settings, minibatches=1, warmup_steps=0)), folder
@@ -123,7 +123,7 @@ async def train_and_publish(run: RunConfig, folder: RunFolder, first_lost: int) 
             conversation.record(StepCollected(step, 20, StepCounts(), {}, BufferCursor()))
             batch = store_batch(folder.batches, step, rows(step))
             trained = await asyncio.to_thread(rank.train, step, batch)
-            # Its tokens are random, so that their mismatch would be large.
+            # The tokens are random, so that their mismatch would be large.
             conversation.record(StepTrained(step, {**trained.metrics, "mismatch_k3": 1e-12, "mismatch_above_1": 0.0}))
             assert trained.published is not None
             await conversation.publish(trained.published)

@@ -1,4 +1,4 @@
-"""Writes that the disk refuses, and folders that several commands write."""
+"""The disk may refuse a write, and several commands may write a folder."""
 
 import errno
 import os
@@ -94,7 +94,7 @@ def test_a_symbolic_link_is_replaced_and_its_target_stays(tmp_path: Path, link: 
     assert (path.read_bytes(), path.is_symlink(), outside.read_text()) == (b"two", False, "kept")
 
 
-def test_a_private_file_is_for_the_user_alone_whatever_was_there(tmp_path: Path) -> None:
+def test_a_private_file_is_readable_only_by_the_user_whatever_was_there(tmp_path: Path) -> None:
     path, new = tmp_path / "config.toml", tmp_path / "config.toml.new"
     for each in (path, new):
         each.write_text("old")

@@ -1,4 +1,4 @@
-"""The dialogue of a run with `[tiny]`: its tool by default, and no other texts."""
+"""The dialogue of a run with `[tiny]` has one tool by default, and no other texts."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def test_the_demo_has_its_tool_without_further_keys(config: Path, text: str) -> 
     assert load_run(config).dialogue.tools == ("jupyter_code",)
 
 
-def test_a_run_with_tasks_of_its_own_gets_no_tool_of_the_demo(config: Path) -> None:
+def test_a_run_with_tasks_has_no_tool_of_the_demo(config: Path) -> None:
     task = '[[tasks]]\nname = "t"\nimport = "m:T"\ndata = "d.jsonl"\ntest = "e.jsonl"'
     config.write_text(f'name = "a"\ntiny = {{}}\n{task}')
     run = load_run(config)

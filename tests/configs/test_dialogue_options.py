@@ -1,4 +1,4 @@
-"""The table [dialogue]."""
+"""The table [dialogue] has these errors and texts."""
 
 from pathlib import Path
 from typing import Any

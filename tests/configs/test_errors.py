@@ -1,4 +1,4 @@
-"""No size but 0 is shown as 0."""
+"""Sizes are formatted so that only 0 is shown as 0."""
 
 import pytest
 from hypothesis import given
@@ -23,12 +23,12 @@ from asterism.configs.errors import GIB, format_bytes
         (-2 * GIB, "-2.00 GiB"),
     ],
 )
-def test_a_size_has_the_unit_that_shows_it(num_bytes: float, text: str) -> None:
+def test_a_size_has_a_unit_with_which_it_is_not_shown_as_0(num_bytes: float, text: str) -> None:
     assert format_bytes(num_bytes) == text
 
 
 @given(st.integers(16, 2**50))
-def test_the_text_is_the_size_within_five_percent(num_bytes: int) -> None:
+def test_the_formatted_size_is_within_five_percent(num_bytes: int) -> None:
     number, unit = format_bytes(num_bytes).replace(",", "").split()
     size = float(number) * {"KiB": 2**10, "MiB": 2**20, "GiB": GIB}[unit]
     assert abs(size - num_bytes) <= max(0.05 * num_bytes, 8)

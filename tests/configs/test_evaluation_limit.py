@@ -1,4 +1,4 @@
-"""`evaluation.response_tokens`: limits of training and of evaluations, and what must hold the longest trajectory."""
+"""`evaluation.response_tokens` limits evaluations; caches and queues hold the longest possible trajectory."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_engines_hold_the_longest_trajectory_that_training_or_an_evaluation_can_
     assert (run.response_tokens, run.trained_sequence_tokens) == (400, 950 if TASKS in settings else 500)
 
 
-def test_evaluations_without_a_limit_have_that_of_each_task() -> None:
+def test_evaluations_without_a_limit_have_the_limit_of_each_task() -> None:
     for settings, expected in (((), [50, 400]), (("evaluation.response_tokens=700",), [700, 700])):
         run = load(TASKS, *settings)
         assert [run.limit_evaluated_response(task) for task in run.resolved_tasks] == expected
@@ -54,7 +54,7 @@ def test_a_cache_without_room_for_a_trajectory_is_refused_with_the_key_of_its_li
     assert load(f"evaluation.response_tokens={limit}", "engine.kv_tokens=800").evaluation.response_tokens == limit
 
 
-def test_a_limit_below_that_of_training_is_named_only_where_nothing_trains() -> None:
+def test_a_limit_below_the_limit_of_training_is_named_only_if_nothing_trains() -> None:
     lower = ("evaluation.response_tokens=300",)
     assert load(*lower).sequence_keys == "dialogue.prompt_tokens + response_tokens"
     assert load(*lower, "evaluation.only=true").sequence_keys == "dialogue.prompt_tokens + evaluation.response_tokens"

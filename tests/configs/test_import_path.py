@@ -1,4 +1,4 @@
-"""Objects named by import path, and the errors of wrong ones."""
+"""Import paths name objects, and wrong paths have clear errors."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
-def test_a_file_is_loaded_once_and_imports_its_neighbours(tmp_path: Path) -> None:
+def test_a_file_is_loaded_once_and_can_import_its_neighbours(tmp_path: Path) -> None:
     write(tmp_path / "neighbour_of_rewards.py", "VALUE = 3\n")
     file = write(
         tmp_path / "rewards.py", "from neighbour_of_rewards import VALUE\nclass Some: ...\ndef give(): return VALUE\n"

@@ -1,4 +1,4 @@
-"""Loading and merging of configurations, and the error message for every mistake."""
+"""Configurations are loaded and merged, and every mistake has an error message."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def load_error(config: Path, text: str, *overrides: str) -> str:
-    """The error message for `text`, without the folder of the test."""
+    """Return the error message for `text`, without the folder of the test."""
     config.write_text(text)
     with pytest.raises(ConfigError) as caught:
         load_run(config, overrides)
@@ -90,7 +90,7 @@ class TestLayers:
 
         names = {path.stem for path in PRESETS_FOLDER.glob("*.toml")}
         unchanged = {name for name in names if load(config, 'name = "a"', f"preset={name}") == RunConfig(name="a")}
-        assert unchanged == {"grpo_roc"}  # the defaults
+        assert unchanged == {"grpo_roc"}  # this preset has the defaults
 
     def test_every_shipped_configuration_loads(self):
         for path in Path("configs").glob("*.toml"):
@@ -253,7 +253,7 @@ class TestErrors:
         with pytest.raises(ConfigError, match=r"my\.toml: is UTF-16 text; save it as UTF-8"):
             load_run(config)
 
-    def test_paths_are_relative_to_the_file_and_those_of_flags_to_the_current_folder(
+    def test_paths_in_a_file_are_relative_to_it_and_paths_in_flags_to_the_current_folder(
         self, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         (tmp_path / "elsewhere").mkdir()
@@ -348,9 +348,7 @@ class TestChecksAcrossTables:
             (["roc.keep=8", "roc.min_negatives=8"], "roc.min_positives + roc.min_negatives must be at most the 8"),
         ],
     )
-    def test_a_group_has_as_many_trajectories_as_resampling_needs(
-        self, config: Path, settings: list[str], message: str
-    ):
+    def test_a_group_needs_as_many_trajectories_as_resampling(self, config: Path, settings: list[str], message: str):
         assert message in load_error(config, 'name = "a"', *settings)
         assert not load(config, 'name = "a"', *settings, "roc.enabled=false").roc.enabled
 

@@ -65,11 +65,11 @@ def test_other_runs_load_with_the_default_and_share_nothing(settings: Sequence[s
         (["engine.share_gpu_weights=false"], False),
     ],
 )
-def test_a_run_with_an_engine_on_the_gpu_of_a_single_rank_shares_weights_unless_it_is_turned_off(
+def test_a_run_with_an_engine_on_the_gpu_of_a_single_rank_shares_weights_unless_sharing_is_off(
     settings: Sequence[str], is_shared: bool
 ) -> None:
     assert shares_gpu_weights(load(*settings)) is is_shared
 
 
-def test_an_evaluation_of_such_a_run_may_use_other_engines() -> None:
+def test_an_evaluation_of_a_run_with_shared_weights_may_use_other_engines() -> None:
     assert load(SHARED, "engine.kind=sglang", "evaluation.only=true").engine.share_gpu_weights is True

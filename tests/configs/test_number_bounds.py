@@ -1,4 +1,4 @@
-"""Every number of a configuration has bounds; NaN and the infinities are outside of them."""
+"""Every number of a configuration has bounds, which exclude NaN and the infinities."""
 
 import math
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from asterism.configs.schema.schema_tree import find_annotation, find_section, g
 
 
 def list_number_keys(section: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:
-    """All keys that take a number or an array of numbers."""
+    """Yield all keys that take a number or an array of numbers."""
     for key, annotation in get_field_types(section).items():
         if inner := find_section(annotation):
             yield from list_number_keys(inner, f"{prefix}{key}.")
@@ -28,7 +28,7 @@ def contains_number(annotation: object) -> bool:
 
 
 def find_bounds(key: str) -> tuple[type, float, float]:
-    """The type, the smallest and the largest value; a bound that the value must not reach counts as well."""
+    """Return the type, the smallest and the largest value; an exclusive bound counts as well."""
     annotation = find_annotation(RunConfig, key.split("."))
     if get_origin(annotation) in (tuple, dict):
         annotation = get_args(annotation)[-1 if get_origin(annotation) is dict else 0]

@@ -1,4 +1,4 @@
-"""docs/recipe-differences.md against the schema, the preset of the release, and the demo."""
+"""The page docs/recipe-differences.md agrees with the schema, the preset of the release, and the demo."""
 
 import re
 import tomllib
@@ -32,19 +32,19 @@ SECTIONS: dict[str, type[Section]] = {
     "learner": LearnerConfig,
     "evaluation": EvaluationConfig,
 }
-# Keys that do not change the mathematics of training, or have no counterpart in report and release.
+# These keys do not change the mathematics of training, or have no counterpart in report and release.
 OTHER_KEYS = {
-    *("dialogue.renderer", "dialogue.renderer_parameters"),  # a model family's own chat format
-    "dialogue.tool_call_format",  # has one value
+    *("dialogue.renderer", "dialogue.renderer_parameters"),  # keys of a model family's own chat format
+    "dialogue.tool_call_format",  # the key has one value
     *("sft.data", "sft.mixture", "sft.max_bad_rows"),
-    *("sft.validation", "sft.validation_share", "sft.validation_every"),  # measure a loss, and change no update
-    *("reward.weights", "reward.time_limit_s", "evaluation.success"),  # of reward functions
-    *("learner.ranks", "learner.threads", "learner.memory.micro_batch_tokens"),  # speed and memory
+    *("sft.validation", "sft.validation_share", "sft.validation_every"),  # keys of measured losses only
+    *("reward.weights", "reward.time_limit_s", "evaluation.success"),  # keys of reward functions
+    *("learner.ranks", "learner.threads", "learner.memory.micro_batch_tokens"),  # keys of speed and memory
     *("learner.device", "learner.dtype", "learner.head_dtype", "learner.dp_replicate", "learner.collective_timeout_s"),
     *("learner.memory.activation_checkpointing", "learner.memory.reduce_gradients", "learner.peak_tflops"),
     *("learner.memory.offload", "learner.compile", "learner.lora.publish"),
-    *("learner.resume_from", "learner.resume_optimizer", "rl.first_problem"),  # of a stage
-    "learner.loss.mismatch_limit",  # ends a run, and changes no update
+    *("learner.resume_from", "learner.resume_optimizer", "rl.first_problem"),  # keys of a stage
+    "learner.loss.mismatch_limit",  # a key that ends a run, and changes no update
     *("learner.checkpoints.every", "learner.checkpoints.minutes", "learner.checkpoints.keep"),
     *("learner.checkpoints.export_every", "learner.checkpoints.export_dtype"),
     *("evaluation.questions", "evaluation.during", "evaluation.keep_best", "evaluation.sets", "evaluation.only"),
@@ -63,7 +63,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def parse_page(text: str) -> dict[str, Row]:
-    """Row by the key's full path. Raises AssertionError for tables of another form."""
+    """Return each row by the key's full path. Raises AssertionError for tables of another form."""
     rows: dict[str, Row] = {}
     section = ""
     for line in text.splitlines():
@@ -87,7 +87,7 @@ def rows() -> dict[str, Row]:
 
 
 def parse_value(key: str, cell: str) -> object:
-    """The value in code at the start of a cell, as the schema reads it."""
+    """Return the value in code at the start of a cell, as the schema reads it."""
     code = re.match("`(.+?)`", cell)
     assert code, f"{key}: no value in code: {cell}"
     return msgspec.convert(tomllib.loads(f"value = {code[1]}")["value"], find_annotation(RunConfig, key.split(".")))
@@ -124,7 +124,7 @@ class TestRow:
         assert find_annotation(RunConfig, key.split(".")) is not None
         assert rows()[key].reason.endswith(".")
 
-    def test_the_default_is_that_of_the_schema(self, key: str) -> None:
+    def test_the_default_equals_the_default_of_the_schema(self, key: str) -> None:
         assert parse_value(key, rows()[key].default) == get_value(DEFAULT, key)
 
     def test_a_value_of_the_report_is_the_default(self, key: str) -> None:
@@ -133,7 +133,7 @@ class TestRow:
         if report.startswith("`"):
             assert parse_value(key, report) == get_value(DEFAULT, key)
 
-    def test_the_value_of_the_release_is_that_of_the_preset(self, key: str) -> None:
+    def test_the_value_of_the_release_equals_the_value_of_the_preset(self, key: str) -> None:
         release = rows()[key].release
         if release == NOT_STATED:
             assert key not in PRESET_KEYS

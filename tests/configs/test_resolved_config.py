@@ -1,4 +1,4 @@
-"""The resolved configuration of a run as a file, and the differences of two runs."""
+"""The resolved configuration of a run is a file; the differences of two runs are lines."""
 
 import tomllib
 from pathlib import Path
@@ -27,7 +27,7 @@ RUNS = st.builds(
     tiny=st.none() | st.builds(TinyConfig, num_layers=POSITIVE),
     dialogue=st.builds(
         DialogueConfig,
-        tools=st.just(("jupyter_code",)),  # the only one of [tiny]
+        tools=st.just(("jupyter_code",)),  # the only tool of [tiny]
         max_turns=POSITIVE,
     ),
     sampling=st.builds(Sampling, temperature=st.floats(1e-9, 1e9)),
@@ -54,7 +54,7 @@ class TestResolved:
         path = tmp_path / "resolved.toml"
         run = RunConfig(name="a", tiny=TinyConfig(), evaluation=EvaluationConfig(sampling=Sampling()))
         write_resolved(run, path)
-        everything = msgspec.json.decode(msgspec.json.encode(run))  # tuples as lists, as TOML has them
+        everything = msgspec.json.decode(msgspec.json.encode(run))  # tuples become lists, as in TOML
         assert tomllib.loads(path.read_text()) == everything
 
 

@@ -1,4 +1,4 @@
-"""Valid values and error messages of [sglang] and of `engine.kind = "sglang"`."""
+"""The table [sglang] and `engine.kind = "sglang"` have these valid values and error messages."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""[[stages]] of a configuration file: keys of a stage, keys of a run, and mistakes in both."""
+"""[[stages]] of a configuration file have keys of a stage and of a run, and mistakes in both are named."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def test_load_run_takes_the_first_stage_or_the_named_one(config: Path) -> None:
     assert load_run(config, ("stage=long",)) == load_stages(config)[1][1]
 
 
-def test_a_configuration_without_stages_has_none(tmp_path: Path) -> None:
+def test_a_configuration_without_stages_loads_no_stages(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('name = "a"\n')
     assert load_stages(path) == []
@@ -92,7 +92,7 @@ def test_a_mistake_names_the_stage_and_the_key(tmp_path: Path, text: str, messag
 
 
 @pytest.mark.parametrize("text", ['data.train = "a.jsonl"', '[stages.tasks.math]\ndata = "a.jsonl"'])
-def test_a_stage_of_unsolved_problems_has_no_training_data_of_its_own(config: Path, text: str) -> None:
+def test_a_stage_of_unsolved_problems_cannot_set_training_data(config: Path, text: str) -> None:
     config.write_text(f"{STAGES}\n{text}\n")
     with pytest.raises(
         ConfigError, match=r'stages\[1\]` \(long\): `(data\.train|tasks\.math\.data)`: problems = "unsolved"'
@@ -120,7 +120,7 @@ def test_each_key_of_a_configuration_for_gpus_has_a_comment(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["rstar2_14b_8gpu", "rstar2_14b_64gpu", "rstar2_whole_64gpu"])
-def test_the_stages_are_those_of_the_report(name: str) -> None:
+def test_the_stages_equal_the_stages_of_the_report(name: str) -> None:
     stages = load_stages(CONFIGS / f"{name}.toml")
     limits = [
         (run.rl.steps * run.rl.prompts, run.dialogue.response_tokens, run.dialogue.max_turns) for _, run in stages
@@ -129,7 +129,7 @@ def test_the_stages_are_those_of_the_report(name: str) -> None:
     assert [options.problems for options, _ in stages] == ["all", "all", "unsolved"]
 
 
-def test_the_whole_recipe_is_the_cold_start_and_the_three_stages() -> None:
+def test_the_whole_recipe_has_the_cold_start_and_the_three_stages() -> None:
     (_, first), *later = load_stages(CONFIGS / "rstar2_whole_64gpu.toml")
     cold_start = load_run(CONFIGS / "rstar2_cold_start.toml")
     assert first.sft == cold_start.sft

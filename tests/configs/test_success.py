@@ -1,4 +1,4 @@
-"""evaluation.success: its forms, its errors and its effects."""
+"""The key evaluation.success has these forms, errors and effects."""
 
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def test_the_default_is_a_reward_above_the_limit(reward: float, limit: float) ->
     assert SuccessRule(limit=limit).is_met(reward, {}) == (reward > limit)
 
 
-def test_without_the_key_roc_decides(tmp_path: Path) -> None:
+def test_without_the_key_the_limit_of_roc_decides(tmp_path: Path) -> None:
     assert load(tmp_path).success == SuccessRule()
     assert load(tmp_path, "roc.positive_above=0.5").success == SuccessRule(limit=0.5)
 

@@ -17,7 +17,7 @@ VALUES = st.recursive(SCALARS | DATES, lambda inner: st.lists(inner) | st.dictio
 
 
 @given(table=st.dictionaries(TEXTS, VALUES))
-def test_a_table_is_read_back_as_it_was(table: dict[str, Any]) -> None:
+def test_a_table_is_read_back_unchanged(table: dict[str, Any]) -> None:
     assert tomllib.loads(encode_table(table)) == table
 
 

@@ -12,7 +12,7 @@ analyze_app = typer.Typer(help="Analyze what the policy of a run has generated."
 
 @analyze_app.callback()
 def accept_no_options() -> None:
-    """A group with one subcommand needs a callback to stay a group."""
+    """Do nothing: a group with one subcommand stays a group only if it has a callback."""
 
 
 @analyze_app.command()
@@ -24,16 +24,16 @@ def entropy(
         int, typer.Option("--trajectories", min=1, help="Number of trajectories of this step to score.")
     ] = 200,
     shown: Annotated[int, typer.Option("--shown", min=0, help="Number of dialogues on the page.")] = 20,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the choice of trajectories.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed of the choice of trajectories.")] = 0,
     temperature: Annotated[
-        float | None, typer.Option("--temperature", min=0, help="Of the distributions (default: sampling.temperature).")
+        float | None, typer.Option("--temperature", min=0, help="Sampling temperature (default: sampling.temperature).")
     ] = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Entropy of the policy at each generated token, by kind: reasoning, reflection on results, calls, answers.
+    """Compute the policy's entropy at each generated token, by kind: reasoning, reflection on results, calls, answers.
 
-    Reads the tokens of trajectories and evaluations that this step has generated from the event log, and computes the
-    entropies with its exported model. Writes a page with highlighted dialogues and a figure into the run's folder.
+    The tokens are those of the trajectories and evaluations that this step generated, read from the event log; the
+    exported model of the step gives the entropies. Writes a page with highlighted dialogues, and a figure.
     """
     from asterism.actors.cli.analyze.entropy_command import EntropyOptions, analyze_entropy
 

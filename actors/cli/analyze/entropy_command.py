@@ -1,4 +1,4 @@
-"""`asterism analyze entropy`: entropies of the tokens that a checkpoint of a run has generated."""
+"""`asterism analyze entropy` computes the entropies of the tokens that a checkpoint of a run has generated."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,22 +30,20 @@ from asterism.policies.dialogue.token_text import split_text
 
 
 class EntropyOptions(NamedTuple):
-    """The command's arguments."""
-
     checkpoint: str  # RUN[:STEP]
     trajectories: int
-    shown: int  # dialogues on the page
+    shown: int  # number of dialogues on the page
     seed: int
-    temperature: float | None  # None: that of training
+    temperature: float | None  # None: sampling.temperature of the run
     json_file: Path | None
 
 
 def analyze_entropy(options: EntropyOptions, console: Console) -> None:
-    """Writes entropy_STEP.html and entropy_STEP.png into the run's folder. Raises UnusableInput, OSError and DiskError."""
+    """Write entropy_STEP.html and .png into the run's folder. Raises UnusableInput, OSError and DiskError."""
     check_json_path(options.json_file)
     chosen = parse_checkpoint_argument(options.checkpoint)
     if chosen.run is None or chosen.step is None or chosen.folder is None:
-        raise UnusableInput(f"{options.checkpoint}: expected a run or its step: its event log has the generated tokens")
+        raise UnusableInput(f"{options.checkpoint}: expected a run or RUN:STEP, since only a run logs the tokens")
     run = load_run(chosen.run.config)
     generated = choose_trajectories(chosen.run, chosen.step, options.trajectories, options.seed)
     tokenizer = load_tokenizer(chosen.folder)
@@ -68,9 +66,9 @@ def analyze_entropy(options: EntropyOptions, console: Console) -> None:
 
 
 def choose_trajectories(folder: RunFolder, version: int, number: int, seed: int) -> list[TrajectoryFinished]:
-    """Up to `number` trajectories that are entirely of the version, drawn with the seed, by trajectory.
+    """Draw up to `number` trajectories, with all tokens of this version, and sort them by number.
 
-    Those of evaluations count too. Raises UnusableInput if the log has none.
+    Trajectories of evaluations count too. Raises UnusableInput if the log has none.
     """
     random = np.random.default_rng(seed)
     chosen: list[TrajectoryFinished] = []
@@ -87,7 +85,7 @@ def choose_trajectories(folder: RunFolder, version: int, number: int, seed: int)
             chosen[place] = finished
     if not chosen:
         known = ", ".join(map(str, sorted(versions))) or "none"
-        raise UnusableInput(f"{folder.events}: no trajectory of step {version} is logged; logged are those of: {known}")
+        raise UnusableInput(f"{folder.events}: no trajectory of step {version} is logged; logged steps: {known}")
     return sorted(chosen, key=lambda each: each.trajectory_id)
 
 
@@ -109,7 +107,7 @@ def _list_versions(finished: TrajectoryFinished) -> set[int]:
 def build_dialogue(
     finished: TrajectoryFinished, entropies: Sequence[float], tokenizer: FastTokenizer, tags: TurnTags
 ) -> ScoredDialogue:
-    """`entropies`: of the generated tokens, in order."""
+    """Build the dialogue with one entropy for each generated token, in order."""
     ids = np.frombuffer(finished.record.token_ids, np.int32).tolist()
     is_generated = np.frombuffer(finished.record.versions, np.int32) >= 0
     texts = split_text(tokenizer, ids)
@@ -125,7 +123,7 @@ def build_dialogue(
 
 
 def get_tags(run: RunConfig) -> TurnTags:
-    """Of all tasks: a logged trajectory does not have the name of its task."""
+    """Return the tags of all tasks: a logged trajectory does not have the name of its task."""
     dialogues = [task.get_dialogue() for task in run.resolved_tasks]
     calls = dict.fromkeys(get_call_format(each) for each in dialogues)
     return TurnTags(
@@ -137,7 +135,7 @@ def get_tags(run: RunConfig) -> TurnTags:
 def _score(
     checkpoint: Path, trajectories: Sequence[TrajectoryFinished], temperature: float, threads: int
 ) -> list[list[float]]:
-    """Entropies in nats of the generated tokens of each trajectory."""
+    """Return the entropies in nats of the generated tokens of each trajectory."""
     import torch  # slow to import
 
     from asterism.engine.model.hf_checkpoint import load_model

@@ -1,1 +1,1 @@
-"""`asterism chat`: a conversation with a model that calls its tools."""
+"""`asterism chat` holds a conversation with a model that calls its tools."""

@@ -1,4 +1,4 @@
-"""An event loop in a thread, so that the main thread can wait for the terminal and receive ^C."""
+"""A thread runs an event loop, so that the main thread can wait for the terminal and receive ^C."""
 
 import asyncio
 import signal
@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 class BackgroundLoop:
-    """A context manager. At its end all tasks of the loop are cancelled."""
+    """A context manager that runs an event loop in a thread. At its end it cancels all tasks of the loop."""
 
     def __enter__(self) -> "BackgroundLoop":
         ready = threading.Event()
@@ -28,27 +28,27 @@ class BackgroundLoop:
         self._thread.join()
 
     def run(self, work: Coroutine[Any, Any, Result], on_interrupt: Callable[[], object] | None = None) -> Result:
-        """The result of the coroutine, or its exception. Called on the main thread.
+        """Run the coroutine and return its result or raise its exception. Called on the main thread.
 
-        `on_interrupt` is called on the loop for each ^C; without it ^C cancels the coroutine and raises
+        Each ^C calls `on_interrupt` on the loop; without `on_interrupt`, ^C cancels the coroutine and raises
         KeyboardInterrupt.
         """
-        future = Future[Result]()  # until the coroutine has its own
+        future = Future[Result]()  # a placeholder that ^C can cancel before the coroutine has its own future
 
         def interrupt(*_: object) -> None:
-            """An exception with `on_interrupt` could end this method before its wait, without the coroutine."""
+            """Raise no exception with `on_interrupt`: it could end `run` before its wait, without the coroutine."""
             if on_interrupt is None:
                 future.cancel()
                 raise KeyboardInterrupt
-            # With `call_soon`, the coroutine begins before `on_interrupt`.
+            # The second `call_soon` lets the coroutine begin before `on_interrupt` runs.
             self._loop.call_soon_threadsafe(self._loop.call_soon, on_interrupt)
 
-        # It also replaces polars' handler in C, after which the wait would continue without a call of Python's handler.
+        # This also replaces polars' handler in C, with which Python's handler would not run during the wait.
         previous = signal.signal(signal.SIGINT, interrupt)
         try:
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
             return future.result()
-        except SystemExit:  # of a signal
+        except SystemExit:  # a signal handler raised it
             future.cancel()
             raise
         finally:

@@ -1,4 +1,4 @@
-"""`asterism chat`: the arguments and help texts."""
+"""This file has the arguments and help texts of `asterism chat`."""
 
 from pathlib import Path
 from typing import Annotated

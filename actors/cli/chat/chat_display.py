@@ -1,4 +1,4 @@
-"""Shows a conversation in a terminal while it happens. Control characters are escaped."""
+"""This view prints a conversation in a terminal while it happens, with escaped control characters."""
 
 from collections.abc import Collection, Sequence
 
@@ -23,7 +23,7 @@ _ENDINGS = {
 
 
 class ChatDisplay:
-    """Implements asterism.actors.cli.chat.chat_session.ChatView."""
+    """A view that prints to the console. Implements asterism.actors.cli.chat.chat_session.ChatView."""
 
     def __init__(self, console: Console, tokenizer: TextTokenizer, stop_token_ids: Collection[int]) -> None:
         self._console, self._tokenizer, self._stops = console, tokenizer, stop_token_ids
@@ -70,4 +70,4 @@ class ChatDisplay:
         if text:
             self._is_within_line = not text.endswith("\n")
             segment = Segment(escape_controls(text), self._console.get_style(style) if style else None)
-            self._console.print(Segments([segment]), end="", soft_wrap=True)  # as it is, with its tabs
+            self._console.print(Segments([segment]), end="", soft_wrap=True)  # soft_wrap keeps lines and tabs

@@ -1,4 +1,4 @@
-r"""Reads the user's messages: lines, lines that end in a backslash, and blocks between triple quotes.
+r"""This reader returns the user's messages: lines, lines that end in a backslash, and blocks between triple quotes.
 
     > one line
     > a line that \
@@ -20,7 +20,7 @@ _QUOTES = '"""'
 
 class MessageReader:
     def __init__(self, read_line: Callable[[str], str] = input, *, is_interactive: bool | None = None) -> None:
-        """`read_line` gets the prompt. By default the standard input, with the line editor of a terminal."""
+        """`read_line` gets the prompt and returns a line. The default is the standard input."""
         self._read_line = read_line
         self.is_interactive = sys.stdin.isatty() if is_interactive is None else is_interactive
         if self.is_interactive:
@@ -28,7 +28,7 @@ class MessageReader:
                 importlib.import_module("readline")  # `input` then has a line editor with a history
 
     def read(self) -> str | None:
-        """The next message that is not blank; None at the end of the input. Raises KeyboardInterrupt."""
+        """Return the next message that is not blank; None at the end of the input. Raises KeyboardInterrupt."""
         while (text := self._read_message()) is not None:
             if text.strip():
                 return text
@@ -49,7 +49,7 @@ class MessageReader:
         return "\n".join(lines)
 
     def _read_block(self, first: str) -> str:
-        """Up to a line that ends in triple quotes, or the end of the input."""
+        """Read up to a line that ends in triple quotes, or to the end of the input."""
         lines = [first]
         while not lines[-1].rstrip().endswith(_QUOTES):
             if (following := self._next_line(CONTINUATION)) is None:
@@ -66,5 +66,5 @@ class MessageReader:
 
 
 def clean_text(text: str) -> str:
-    """Without the surrogates in the place of bytes that are no UTF-8."""
+    """Replace the surrogates that stand for bytes that are no UTF-8."""
     return text.encode(errors="replace").decode()

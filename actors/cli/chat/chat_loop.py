@@ -1,4 +1,4 @@
-"""Runs a conversation in a terminal: reads messages and commands, and shows the answers.
+"""A conversation in a terminal reads messages and commands, and prints the answers.
 
 The main thread waits for the terminal; engine, sandbox and tasks run on the event loop of another thread.
 """
@@ -49,10 +49,10 @@ Ctrl-C stops a call or an answer, Ctrl-D exits."""
 def run_chat(
     checkpoint: str, options: ChatOptions, prompt: str | None, transcript: Path | None, console: Console
 ) -> int:
-    """Returns 0; with `prompt` 1 if the answer failed, 130 if it was interrupted. Raises UnusableInput."""
+    """Return 0; with `prompt`, 1 if the answer failed and 130 if it was interrupted. Raises UnusableInput."""
     sys.stdin = sys.stdin or Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115 - open until the end
     if isinstance(sys.stdin, TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")  # bytes that are no UTF-8
+        sys.stdin.reconfigure(errors="replace")  # replaces bytes that are no UTF-8
     text = None if prompt is None else _read_prompt(prompt)
     parts = load_parts(parse_checkpoint_argument(checkpoint), options)
     file = None if transcript is None else TranscriptFile(transcript, "--transcript")
@@ -97,7 +97,7 @@ def _read_prompt(prompt: str) -> str:
 
 @contextmanager
 def _ending_on_signals() -> Generator[None]:
-    """SIGTERM and SIGHUP exit, unlike ^C."""
+    """Let SIGTERM and SIGHUP exit the process; ^C only interrupts an answer."""
 
     def end(number: int, _: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
@@ -111,7 +111,7 @@ def _ending_on_signals() -> Generator[None]:
 
 
 class Talk:
-    """The messages and commands of one user."""
+    """A conversation of one user: it dispatches messages and commands."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Talk:
         return {FAILED: EXIT_FAILED, INTERRUPTED: EXIT_INTERRUPTED}.get(self._answer(text), 0)
 
     def converse(self, reader: MessageReader) -> int:
-        """Until the end of the input."""
+        """Answer messages until the end of the input, and return the exit code."""
         if reader.is_interactive:
             self._display.show_note(f"{self._name}; /help lists the commands")
         is_open = True
@@ -139,11 +139,11 @@ class Talk:
             except KeyboardInterrupt:
                 if not reader.is_interactive:
                     return EXIT_INTERRUPTED
-                self._display.show_note("")  # after the line with ^C
+                self._display.show_note("")  # starts a new line after ^C
         return 0
 
     def _handle_message(self, text: str | None) -> bool:
-        """False at the end of the input."""
+        """Return False at the end of the input."""
         if text is None:
             return False
         if text.startswith("/") and "\n" not in text:
@@ -153,7 +153,7 @@ class Talk:
         return True
 
     def _answer(self, text: str) -> str:
-        """How it ended."""
+        """Answer the text and return how the answer ended."""
         try:
             end = self._loop.run(self._session.answer(text), self._session.interrupt)
         except ChatRefused as refusal:
@@ -166,7 +166,7 @@ class Talk:
         return end.ending
 
     def _keep(self, transcript: TranscriptFile) -> None:
-        """A full disk does not end the conversation."""
+        """Save the conversation. A full disk does not end it."""
         try:
             transcript.save(self._build_row())
         except UnusableInput as error:

@@ -1,8 +1,8 @@
-"""A conversation with a model: the decisions of a rollout, for one trajectory that a user continues.
+"""A chat session plays one trajectory that a user continues, with the decisions of a rollout.
 
-An answer takes the trajectory from the user's text to its end (asterism.tasks.solo.solo_driver). The next text of the user
-follows the same tokens, so that a conversation has the token ids of training. The view shows turns, calls and results
-meanwhile.
+An answer reaches from the user's text to the next end of the trajectory (asterism.tasks.solo.solo_driver). The user's
+next text follows the same tokens, so a conversation has the token ids of training. Meanwhile the view gets the turns,
+calls and results.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from asterism.tasks.solo.solo_driver import INTERRUPTION, OpeningInterrupted, So
 
 Message = dict[str, str]  # role and content
 
-INTERRUPTED, CONTEXT_FULL, FAILED = "interrupted", "context", "failed"  # ends of an answer besides those of a rollout
+INTERRUPTED, CONTEXT_FULL, FAILED = "interrupted", "context", "failed"  # further endings of an answer
 
 
 class ChatRefused(Exception):
@@ -51,14 +51,14 @@ class ChatSampling(NamedTuple):
 
 
 class AnswerEnd(NamedTuple):
-    ending: str  # that of a rollout, or one of the above
+    ending: str  # an ending of a rollout, or one of the three above
     turns: int = 0
-    tokens: int = 0  # after the user's text
-    cause: str = ""  # of a failure
+    tokens: int = 0  # number of tokens after the user's text
+    cause: str = ""  # cause of a failure
 
 
 class ChatView(Protocol):
-    """What shows a conversation. Texts are as the model writes and reads them."""
+    """A display of a conversation. It gets texts exactly as the model writes and reads them."""
 
     def begin_turn(self, prefill: str) -> None: ...
 
@@ -72,7 +72,7 @@ class ChatView(Protocol):
 
 
 class ChatSession:
-    """Implements SoloListener."""
+    """One conversation at a time with one engine. Implements SoloListener."""
 
     def __init__(
         self,
@@ -84,19 +84,19 @@ class ChatSession:
         view: ChatView,
         first_trajectory_id: int = 0,
     ) -> None:
-        """`row`: of an environment or a dialogue. `context_tokens`: of a conversation. `first_trajectory_id`: names the
+        """`row` opens an environment or a dialogue. `context_tokens` is its limit. `first_trajectory_id` names the
         notebook of the first conversation."""
         self._task, self._row, self._engine, self._view = task, row, engine, view
         self._sampling, self._context_tokens = sampling, context_tokens
         self._first_trajectory_id = self._trajectory_id = first_trajectory_id
-        self._trajectory: Trajectory | None = None  # after the last answer
+        self._trajectory: Trajectory | None = None  # state after the last answer
         self._driver = SoloDriver(task, self, context_tokens)
-        self._results: dict[int, str] = {}  # of the turn's calls, by their place in it
+        self._results: dict[int, str] = {}  # results of the turn's calls, by their place in it
         self._refused: set[int] = set()  # places of calls that did not run
-        self.messages: list[Message] = []  # of the conversation, as cold-start rows have them
+        self.messages: list[Message] = []  # messages of the conversation, as in rows of a cold start
 
     async def answer(self, text: str) -> AnswerEnd:
-        """Until the final answer, a limit or an interrupt. After a failure the conversation is as before it.
+        """Answer until the final answer, a limit or an interrupt. A failure leaves the conversation as it was before.
 
         Raises ChatRefused.
         """
@@ -116,19 +116,18 @@ class ChatSession:
         return end
 
     def interrupt(self) -> None:
-        """Stop the call that runs, which the model reads; else end the answer with its tokens so far."""
+        """Stop the running call, so that the model reads INTERRUPTION as its result; without a call, end the answer."""
         self._driver.interrupt()
         if self._driver.is_interrupted:
             self._engine.abort(self._trajectory_id)
 
     async def reset(self) -> None:
-        """Starts another conversation."""
         await self.close()
         self._trajectory, self.messages = None, []
         self._trajectory_id += 1
 
     async def close(self) -> None:
-        """Ends the conversation's notebook and instance."""
+        """End the conversation's notebook and environment instance, and release its cache."""
         self._engine.release_cache(self._trajectory_id)
         self._task.services.end(self._trajectory_id)
         await self._task.sandbox.end_notebook(self._trajectory_id)
@@ -147,7 +146,7 @@ class ChatSession:
                 return AnswerEnd(end.trajectory.ending, turns, tokens)
 
     async def _restore_notebook(self) -> None:
-        """Restore the notebook of the conversation. The instance of an environment keeps its state, unless it is new."""
+        """Restore the notebook of the conversation. An environment instance keeps its state; a new one ends."""
         await self._task.sandbox.end_notebook(self._trajectory_id)
         if self._trajectory is None:
             self._task.services.end(self._trajectory_id)
@@ -155,7 +154,7 @@ class ChatSession:
             self._task.sandbox.restore_notebook(self._trajectory_id, self._trajectory.cells)
 
     def _begin(self, text: str) -> tuple[Trajectory, list[Send]]:
-        """Raises ChatRefused."""
+        """Start the trajectory, or continue it with the text. Raises ChatRefused."""
         rules = self._task.rules
         if self._trajectory is not None:
             return transitions.adopt(rules, self._continue_trajectory(self._trajectory, text), 0.0)
@@ -178,7 +177,7 @@ class ChatSession:
         return transitions.start(rules, group, self._trajectory_id, 0.0)
 
     def _continue_trajectory(self, trajectory: Trajectory, text: str) -> Trajectory:
-        """With the user's text, after which the limits of a response count again. Raises ChatRefused."""
+        """Append the user's text; the limits of a response start again after it. Raises ChatRefused."""
         if trajectory.is_done:
             raise ChatRefused("the environment has ended")
         record = _end_turn(self._task, trajectory)
@@ -207,7 +206,7 @@ class ChatSession:
             self._view.begin_turn(self._task.rules.dialogue.prefill)
             while (token_ids := await _take_pieces(pieces)) is not None:
                 self._view.add_tokens(token_ids)
-                if self._driver.is_interrupted:  # also if the interrupt came before the engine had the request
+                if self._driver.is_interrupted:  # true also if ^C came before the engine had the request
                     self._engine.abort(request.trajectory_id)
             self._view.end_turn()
             return call.result().build_answer(request)
@@ -215,7 +214,7 @@ class ChatSession:
             self._view.show_problem(f"engine: {error}")
             return TurnFailed(request.trajectory_id, request.turn, request.lease, f"engine: {error}")
         finally:
-            call.cancel()  # after an error of the view
+            call.cancel()  # stops the generation after an error of the view
 
     def add_turn(self, generated: TurnGenerated, refusals: Mapping[int, str]) -> None:
         rules = self._task.rules
@@ -230,7 +229,7 @@ class ChatSession:
             method = result.request.tool if isinstance(result.request, CodeRequested) else result.request.method
             self._results[result.place] = result.text
             self._view.show_result("user" if method == STEP else method, result.text)
-        elif isinstance(result.outcome, Observation):  # the question, and the text after it
+        elif isinstance(result.outcome, Observation):  # the content is the question and the environment's text after it
             question, self.messages[-1]["content"] = self.messages[-1]["content"], result.outcome.content
             self._view.show_result("environment", result.outcome.content.removeprefix(question))
 
@@ -247,7 +246,7 @@ class ChatSession:
 
 
 def _end_turn(task: SoloTask, trajectory: Trajectory) -> TokenRecord:
-    """Ends a turn without a stop token as a cold start does, with that of ChatML. Other formats have their first one."""
+    """End a turn that lacks a stop token with ChatML's, as a cold start does, or with its format's first."""
     record, stops = trajectory.record, task.rules.stop_token_ids
     if record.num_tokens and bytes_to_ids(record.token_ids)[-1] in stops:
         return record
@@ -257,7 +256,7 @@ def _end_turn(task: SoloTask, trajectory: Trajectory) -> TokenRecord:
 
 
 async def _take_pieces(pieces: asyncio.Queue[NDArray[np.int32] | None]) -> list[int] | None:
-    """All tokens that wait, since an engine may be faster than a terminal; None at the end, which None marks in the queue."""
+    """Take all tokens that wait, since an engine may be faster than a terminal. None marks the end."""
     token_ids: list[int] = []
     piece = await pieces.get()
     while piece is not None:

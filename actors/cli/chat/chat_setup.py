@@ -1,4 +1,4 @@
-"""Builds what a conversation needs: configuration, task, tokenizer, engine and sandbox."""
+"""The setup of a conversation builds its configuration, task, tokenizer, engine and sandbox."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -28,11 +28,11 @@ from asterism.sandbox.contract import CodeSandbox
 from asterism.tasks.checking.lazy_sandbox import LazySandbox
 from asterism.tasks.hosting.task_services import TaskServices, build_task_services
 
-DEFAULT_CONTEXT_TOKENS = 16_384  # unless the run's trajectories are longer
+DEFAULT_CONTEXT_TOKENS = 16_384  # used unless the run's trajectories are longer
 
 
 class ChatOptions(NamedTuple):
-    """Of the command line; None: the configuration's value."""
+    """Options of the command line; None stands for the configuration's value."""
 
     config: Path | None
     overrides: Sequence[str]
@@ -44,14 +44,14 @@ class ChatOptions(NamedTuple):
     max_turns: int | None
     max_tokens: int | None
     context_tokens: int | None
-    sandbox: Path | None  # folder in which one is served
+    sandbox: Path | None  # folder in which a sandbox is served
     model: str
     api_key_variable: str
 
 
 class ChatParts(NamedTuple):
     argument: CheckpointArgument
-    run: RunConfig  # with the tokenizer's folder as its model
+    run: RunConfig  # configuration in which model.checkpoint is the tokenizer's folder
     folder: RunFolder
     task: TaskConfig
     description: TaskDescription
@@ -61,7 +61,7 @@ class ChatParts(NamedTuple):
 
 
 def load_parts(argument: CheckpointArgument, options: ChatOptions) -> ChatParts:
-    """Raises UnusableInput."""
+    """Load everything but engine and sandbox. Raises UnusableInput."""
     config, uses_run = options.config, options.config is None and argument.run is not None
     if config is None and argument.run is not None:
         config = argument.run.config
@@ -81,13 +81,13 @@ def load_parts(argument: CheckpointArgument, options: ChatOptions) -> ChatParts:
         response_tokens=options.max_tokens or rules.response_tokens,
     )
     row = _read_row(run, task, description, folder, options.row) if description.has_instances else None
-    # One notebook is in use, and it is forked at its first cell.
+    # A chat uses one notebook, which is forked at its first cell.
     run = replace(run, model=ModelConfig(str(tokenizer_folder)), sandbox=replace(run.sandbox, spare_notebooks=0))
     return ChatParts(argument, run, folder, task, description, tokenizer, rules, row)
 
 
 def _find_task(run: RunConfig, name: str) -> TaskConfig:
-    """`name` may be empty if there is only one. Raises UnusableInput."""
+    """Find the task by name; `name` may be empty if there is only one. Raises UnusableInput."""
     found = [task for task in run.resolved_tasks if name in ("", task.name)]
     if len(found) == 1:
         return found[0]
@@ -111,7 +111,7 @@ def _find_tokenizer_folder(
 def _read_row(
     run: RunConfig, task: TaskConfig, description: TaskDescription, folder: RunFolder, number: int
 ) -> DatasetProblem:
-    """Row `number` of the task's data, from 0. Raises UnusableInput."""
+    """Read row `number` of the task's data, counted from 0. Raises UnusableInput."""
     path, layout = folder.expand_path(task.test or task.data), get_row_layout(task, description)
     report = make_training_report(0 if task.test else run.data.max_bad_rows)
     row = next(islice(read_problems(path, report, layout=layout), number, None), None)
@@ -127,11 +127,11 @@ class OpenedChat(NamedTuple):
     engine: Engine
     context_tokens: int
     sandbox: CodeSandbox
-    stack: AsyncExitStack  # closes all of it
+    stack: AsyncExitStack  # closes engine, sandbox and services
 
 
 async def open_chat(parts: ChatParts, options: ChatOptions) -> OpenedChat:
-    """Starts the engine; the sandbox starts at its first call. Raises UnusableInput."""
+    """Start the engine; the sandbox starts at its first call. Raises UnusableInput."""
     engine, wanted_tokens = _build_engine(parts, options)
     async with AsyncExitStack() as stack:
         sandbox = await stack.enter_async_context(_opening_sandbox(parts, options))
@@ -145,7 +145,7 @@ async def open_chat(parts: ChatParts, options: ChatOptions) -> OpenedChat:
 
 
 def _build_engine(parts: ChatParts, options: ChatOptions) -> tuple[Engine, int]:
-    """The engine, and the tokens of a conversation. Imports torch only for an embedded engine."""
+    """Return the engine and the tokens of a conversation. Only an embedded engine imports torch."""
     run, folder = parts.run, parts.argument.folder
     tokens = options.context_tokens or max(run.sequence_tokens, DEFAULT_CONTEXT_TOKENS)
     if folder is None:

@@ -1,7 +1,7 @@
-"""Saves conversations as rows of chat messages (JSON lines), which a cold start and `asterism data` read.
+"""Transcripts save conversations as rows of chat messages (JSON lines), which a cold start and `asterism data` read.
 
-An assistant's content is the text that the model generated, with the prefill and its calls; results have the role `tool`.
-So the cold start gives a row the token ids of the conversation. A reader of `messages` needs nothing else.
+An assistant's content is the text that the model generated, with the prefill and its calls; results are of role `tool`.
+A cold start thus gives a row the token ids of the conversation. A reader needs no column but `messages`.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from asterism.configs.errors import UnusableInput
 
 
 def build_row(messages: Sequence[Message], system: str, task: str) -> dict[str, object] | None:
-    """Up to the last message of the assistant; None without one."""
+    """Build the row, up to the assistant's last message; None without such a message."""
     last = max((place for place, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
     if last < 0:
         return None
@@ -26,20 +26,20 @@ def build_row(messages: Sequence[Message], system: str, task: str) -> dict[str, 
 
 
 class TranscriptFile:
-    """Appends to the file a row for each conversation; the row of the current one is replaced as it grows."""
+    """A file that gets a row for each conversation; the row of the current conversation is replaced as it grows."""
 
     def __init__(self, path: Path, option: str) -> None:
-        """`option` names the file in messages. Raises UnusableInput if it cannot be written."""
+        """Open and lock the file. `option` names it in messages. Raises UnusableInput if it cannot be written."""
         self._option = f"{option} {path}"
         try:
             self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._end_last_line()
-            self._start = self._file.tell()  # of the current conversation's row
+            self._start = self._file.tell()  # position of the current conversation's row
             self._row = b""
         except BlockingIOError:
             self._file.close()
-            raise UnusableInput(f"{self._option}: the transcript of a chat that still runs") from None
+            raise UnusableInput(f"{self._option}: another chat writes this file; name another one") from None
         except OSError as error:
             raise UnusableInput(f"{self._option}: {error.strerror}") from None
 
@@ -50,7 +50,7 @@ class TranscriptFile:
                 self._file.write(b"\n")
 
     def save(self, row: dict[str, object] | None) -> None:
-        """Raises UnusableInput, for example on a full disk, and keeps the row before."""
+        """Replace the row. Raises UnusableInput, for example on a full disk, and then keeps the former row."""
         line = b"" if row is None else msgspec.json.encode(row) + b"\n"
         try:
             self._replace_row(line)
@@ -68,7 +68,7 @@ class TranscriptFile:
         self._file.truncate()
 
     def end_conversation(self) -> None:
-        """The next row follows the last one."""
+        """Keep the current row; the next one follows it."""
         self._start, self._row = self._file.seek(0, os.SEEK_END), b""
 
     def close(self) -> None:

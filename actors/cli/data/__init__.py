@@ -1,1 +1,1 @@
-"""`asterism data`: its subcommands."""
+"""Subcommands of `asterism data`."""

@@ -1,4 +1,4 @@
-"""`asterism data`: fetches, inspects, cleans, filters, splits and renders the data files of a run."""
+"""The subcommands of `asterism data` fetch, inspect, clean, filter, split and render the data files of a run."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def split(
     file: FileArgument,
     test: Annotated[int, typer.Option("--test", min=1, metavar="N", help="Number of distinct test questions.")],
     output: Annotated[Path, typer.Option("--output", metavar="FOLDER", help="Folder for train.jsonl and test.jsonl.")],
-    seed: Annotated[int, typer.Option(help="Another seed chooses other questions.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the choice of test questions.")] = 0,
     overwrite: OverwriteOption = False,
     json_file: JsonOption = None,
 ) -> None:
@@ -180,7 +180,7 @@ def render(
 
 
 def _download(name: str, folder: Path, patterns: list[str], revision: str | None) -> list[Path]:
-    """Returns the files. Raises UnusableInput."""
+    """Download the files and return their paths. Raises UnusableInput."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.errors import HTTPError as HttpError  # pyright: ignore[reportPrivateImportUsage]
@@ -194,7 +194,7 @@ def _download(name: str, folder: Path, patterns: list[str], revision: str | None
             allow_patterns=patterns or None,
             revision=revision,
         )
-        # Without a hub, only a dry run fails if the folder exists. The folder may contain other files.
+        # Without the hub, a dry run fails; a download accepts an existing folder, whatever files it contains.
         files = [folder / each.filename for each in fetch_files(dry_run=True)]
         fetch_files()
     except HFValidationError as error:

@@ -1,4 +1,4 @@
-"""`asterism data filter`: keeps the rows that a checkpoint solves as often as a condition demands."""
+"""`asterism data filter` keeps the rows that a checkpoint solves as often as a condition demands."""
 
 from __future__ import annotations
 

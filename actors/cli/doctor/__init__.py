@@ -1,1 +1,1 @@
-"""`asterism doctor`: checks of the machine and of one configuration."""
+"""`asterism doctor` checks the machine and one configuration."""

@@ -1,4 +1,4 @@
-"""`asterism doctor --config FILE`: checks what the run of one configuration needs, by key.
+"""`asterism doctor --config FILE` checks, for each key, what the run of one configuration needs.
 
 The run makes the same checks at its start, except those of GPU count and memory.
 """
@@ -22,7 +22,7 @@ from asterism.engine.sglang.server.compatibility import ServerUnusable
 from asterism.engine.sglang.server.interpreter_check import check_interpreter
 
 _VERSIONS = " or ".join(SUPPORTED_VERSIONS)
-LOCAL_SGLANG_PYTHON = Path(".venv-sglang/bin/python")  # created by `make sglang-environment`
+LOCAL_SGLANG_PYTHON = Path(".venv-sglang/bin/python")  # path of the interpreter that `make sglang-environment` installs
 _REPAIR_CHECKPOINT = "Repair model.checkpoint first."
 _NEED_CHECKPOINT = (
     "main memory",
@@ -35,7 +35,7 @@ _NEED_CHECKPOINT = (
 
 
 def check_run(run: RunConfig) -> dict[str, DoctorFinding]:
-    """By configuration key. Never raises."""
+    """Return a finding for each configuration key. Never raises."""
     remedies = {
         "model.checkpoint": "Set model.checkpoint to the folder of a supported model (docs/models.md).",
         "main memory": "Stop other programs, or use a smaller model.checkpoint or a machine with more memory.",
@@ -70,13 +70,13 @@ def _run_input_check(check: InputCheck, remedy: str) -> DoctorFinding:
 
 
 def resolve_checkpoint(run: RunConfig) -> Path | None:
-    """None if the run itself creates the checkpoint and has not done so yet."""
+    """Return None if the run itself creates the checkpoint and has not done so yet."""
     folder = RunFolder(Path(run.runs_folder) / run.name).expand_path(run.model.checkpoint)
     return None if run.tiny is not None and not folder.exists() else folder
 
 
 def check_plan(run: RunConfig) -> CheckResult:
-    """Compares the estimates of `asterism plan` with this machine."""
+    """Compare the estimates of `asterism plan` with this machine."""
     plan = plan_local_run(run)
     if plan.shortfalls:
         remedies = "; ".join(f"{each.name}: {describe_remedy(plan, each)}" for each in plan.shortfalls)
@@ -90,7 +90,7 @@ def check_plan(run: RunConfig) -> CheckResult:
 
 
 def check_sglang(folder: Path) -> CheckResult:
-    """Checks for SGLang in this interpreter and in the Makefile's environment."""
+    """Search this interpreter and the Makefile's environment for SGLang."""
     pythons = (sys.executable, str(folder / LOCAL_SGLANG_PYTHON))
     for python in pythons:
         with contextlib.suppress(ServerUnusable):

@@ -1,7 +1,7 @@
-"""The result of one check of `asterism doctor`, and the table of all results.
+"""A finding is the result of one check of `asterism doctor`; a table shows all findings.
 
-"missing": absent, and no run works without it. "unusable": present, and `asterism run` refuses it with the same message.
-"warning": some runs fail or are slower.
+A "missing" part is absent, and no run works without it. An "unusable" part is present; `asterism run` refuses it with
+the same message. A "warning" is about a part with which some runs fail or are slower.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,18 +24,18 @@ class DoctorFinding(NamedTuple):
 
     @property
     def is_refused(self) -> bool:
-        """Whether no run begins."""
+        """Return whether no run can start."""
         return self.status in ("missing", "unusable")
 
 
-CheckResult = DoctorFinding | str  # a text is the detail of an "ok"
+CheckResult = DoctorFinding | str  # a text is the detail of an "ok" finding
 
 
 def run_check(check: Callable[[], CheckResult], remedy: str = "", *, ends_run: bool = False) -> DoctorFinding:
-    """An UnusableInput or SandboxFailure of the check, which would end a run, is unusable, with this remedy.
+    """Turn an UnusableInput or SandboxFailure of the check, which would end a run, into "unusable", with this remedy.
 
-    Any other exception is a warning, so that the other checks still run. `ends_run`: a run makes the same check, and no
-    exception of it passes.
+    Any other exception becomes a warning, so that other checks still run. With `ends_run`, a run makes the same check
+    and would end with the exception: it becomes "unusable" too.
     """
     try:
         result = check()
@@ -50,7 +50,7 @@ def run_check(check: Callable[[], CheckResult], remedy: str = "", *, ends_run: b
 
 
 def build_findings_table(findings: Mapping[str, DoctorFinding]) -> Table:
-    """One row for each finding, by name, with the remedy below it."""
+    """Build one row for each finding, in the order of the mapping, with the remedy below it."""
     table = Table(title="asterism doctor", title_justify="left", title_style="bold", box=None, show_header=False)
     table.add_column("", no_wrap=True)
     table.add_column("", no_wrap=True, style="bold")
@@ -64,4 +64,4 @@ def build_findings_table(findings: Mapping[str, DoctorFinding]) -> Table:
 
 
 def _escape_markup(text: str) -> str:
-    return text.replace("[", r"\[")  # output of the machine, not markup
+    return text.replace("[", r"\[")  # the text is output of the machine, not markup

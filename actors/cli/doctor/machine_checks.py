@@ -1,6 +1,6 @@
-"""`asterism doctor`: checks this machine for a run and gives a remedy for each problem.
+"""`asterism doctor` checks this machine for a run and gives a remedy for each problem.
 
-The checks change nothing, except that they remove what dead runs left on this machine.
+The checks change nothing, except that they remove the leftovers of dead runs from this machine.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from asterism.sandbox.isolation import format_isolation
 from asterism.sandbox.select_backend import probe_isolation
 
 _REINSTALL = "Run `make setup`, which installs the pinned packages into .venv."
-_REMEDIES = {  # for findings with which `asterism run` refuses to start
+_REMEDIES = {  # remedies of findings with which `asterism run` refuses to start
     "sandbox": "Change [sandbox], such as sandbox.backend, or repair what the message names: see docs/sandbox.md.",
     "disk": "Delete old runs or set `runs_folder` to a larger disk.",
 }
@@ -44,9 +44,9 @@ _CPU_FEATURES = {
 
 
 def examine(folder: Path = Path(), run: RunConfig | None = None) -> dict[str, DoctorFinding]:
-    """Checks everything that a run in `folder` needs, and the extra needs of `run`. Never raises.
+    """Check everything that a run in `folder` needs, and the extra needs of `run`. Never raises.
 
-    Takes about as long as importing torch, twice as long if the run's servers use GPUs.
+    The checks take about as long as importing torch, and twice as long if the run's servers use GPUs.
     """
     checks: dict[str, Callable[[], CheckResult]] = {
         "Python": lambda: check_python(sys.version_info[:3]),
@@ -113,7 +113,7 @@ def check_cpu(cpuinfo: Path) -> CheckResult:
 
 
 def count_usable_cores() -> float:
-    """Cores that this process may use: the smaller of its affinity and its cgroup's quota."""
+    """Count the cores that this process may use: the minimum of its affinity and its cgroup's quota."""
     quota, _, period = read_kernel_file("/sys/fs/cgroup/cpu.max").partition(" ")
     allowed = int(quota) / int(period) if quota.isdigit() else float("inf")
     return min(float(len(os.sched_getaffinity(0))), allowed)
@@ -137,7 +137,7 @@ def check_memory(available_and_total: tuple[int, int]) -> CheckResult:
 def check_gpu() -> CheckResult:
     import torch
 
-    with warnings.catch_warnings():  # of an old driver, which the finding reports
+    with warnings.catch_warnings():  # an old driver causes warnings; the finding reports it
         warnings.simplefilter("ignore")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count:
@@ -160,7 +160,7 @@ def check_docker(trial: DockerProbeResult) -> CheckResult:
 
 
 def check_isolation(isolation: Isolation) -> CheckResult:
-    """`isolation`: of a sandbox that was started with the settings of the run, or the default ones."""
+    """Report the isolation of a sandbox that was started with the settings of the run, or with the defaults."""
     status = "warning" if isolation.missing else "ok"
     return DoctorFinding(status, format_isolation(isolation), " ".join(isolation.missing))
 
@@ -176,7 +176,7 @@ def remove_leftovers() -> CheckResult:
 
 
 def check_shared_memory(mount: Path) -> CheckResult:
-    """Generators receive new weights through shared memory."""
+    """Check the free space of the mount: generators receive new weights through shared memory."""
     if not mount.is_dir():
         return DoctorFinding("missing", f"no {mount}", f"Mount it: `sudo mount -t tmpfs -o size=2G tmpfs {mount}`.")
     space = os.statvfs(mount)
@@ -200,11 +200,11 @@ def check_open_files(soft: int, hard: int) -> CheckResult:
 
 
 def check_disk(folder: Path) -> CheckResult:
-    """A run creates the folder if it does not exist. Raises UnusableInput as a run does."""
+    """Check the folder, which a run creates if it does not exist. Raises UnusableInput, as a run does."""
     where = folder.resolve()
     folder = next(path for path in (where, *where.parents) if path.exists())
     try:
-        # Permission bits do not restrict root and do not show a full disk.
+        # This writes a file because permission bits do not restrict root and do not show a full disk.
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         remedy = "Change into a writable folder with free space, or set `runs_folder` to one."

@@ -1,1 +1,1 @@
-"""`asterism log`: reads, replays, compares and forks the event logs of a run."""
+"""`asterism log` reads, replays, compares and forks the event logs of a run."""

@@ -1,4 +1,4 @@
-"""`asterism log diff`: prints both sides of the first divergence between two runs."""
+"""`asterism log diff` prints both sides of the first divergence between two runs."""
 
 from pathlib import Path
 
@@ -17,12 +17,12 @@ from asterism.configs.load import list_differences, load_run
 from asterism.configs.loading.config_layers import ConfigError
 from asterism.configs.run_folder import RunFolder
 
-_KEYS_WITHOUT_EFFECT = ("name:", "runs_folder:")  # on a run's decisions
+_KEYS_WITHOUT_EFFECT = ("name:", "runs_folder:")  # keys without effect on a run's decisions
 _ELEMENT_BYTES = {"token_ids": 4, "prompt_ids": 4, "logprobs": 4, "versions": 4, "loss_mask": 1}
 
 
 def compare_runs(a: RunFolder, b: RunFolder, *, exact: bool, console: Console) -> int:
-    """Returns the exit code: 1 if the runs differ, apart from their configurations."""
+    """Return the exit code: 1 if the runs differ, apart from their configurations."""
     for line in _list_configuration_differences(a, b):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     found = find_first_divergence(a, b, exact=exact)
@@ -63,7 +63,7 @@ def _shorten_path(path: Path) -> Path:
 
 
 def _find_first_difference(name: str, divergence: RunDivergence) -> int | None:
-    """Index of the first array element that differs; None if the field is not an array."""
+    """Return the index of the first array element that differs; None if the field is not an array."""
     a, b = (event.contents.get(name) if event is not None else None for event in (divergence.a, divergence.b))
     if name not in _ELEMENT_BYTES or not isinstance(a, bytes) or not isinstance(b, bytes):
         return None

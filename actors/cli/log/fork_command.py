@@ -1,4 +1,4 @@
-"""`asterism log fork`: continues a logged trajectory from one of its turns."""
+"""`asterism log fork` continues a logged trajectory from one of its turns."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,18 +34,18 @@ class ForkOptions(NamedTuple):
     checkpoint: Path | None
     seed: int | None
     num_branches: int
-    overrides: list[str]  # KEY=VALUE, of the engine and the sandbox
+    overrides: list[str]  # KEY=VALUE overrides of the tables engine and sandbox
     json_file: Path | None
 
 
 def fork_trajectory(folder: RunFolder, options: ForkOptions, console: Console) -> int:
-    """Returns 1 if the infrastructure lost a branch. Raises UnusableInput and SandboxFailure."""
+    """Return 1 if the infrastructure lost a branch, else 0. Raises UnusableInput and SandboxFailure."""
     _check_turn(folder, options)
     return answer_what_if(OtherBranches(options), folder, options.overrides, options.json_file, console)
 
 
 class OtherBranches(NamedTuple):
-    """Implements WhatIf: a trajectory continued with another tool result, checkpoint or seed."""
+    """The branches of a trajectory with another tool result, checkpoint or seed. Implements WhatIf."""
 
     options: ForkOptions
     tables = ("engine", "sandbox")
@@ -78,7 +78,7 @@ def _check_turn(folder: RunFolder, options: ForkOptions) -> None:
     """Raise UnusableInput before the replay, which takes a minute for a late trajectory of a long run."""
     versions = read_turn_versions(folder, options.trajectory)
     last = max(versions, default=-1)
-    if versions and not 0 <= options.turn <= last + 1:  # a further turn may have begun without a logged token
+    if versions and not 0 <= options.turn <= last + 1:  # one more turn may have begun without a logged token
         raise _build_turn_error(folder, options, last + 1)
     if options.checkpoint is None and options.turn in versions:
         require_checkpoint(folder, options.trajectory, options.turn, versions[options.turn])
@@ -108,7 +108,7 @@ def _find_fork_point(folder: RunFolder, rules: Mapping[str, Rules], options: For
     changed = replay(ResultOverride(original.last_results[options.turn], stdout))
     if len(changed.turn_starts) <= options.turn:
         raise UnusableInput(f"{flag}: too long: it exhausts the response's tokens before turn {options.turn}")
-    # The branches' notebook and instance are rebuilt from the calls that the original made.
+    # The branches rebuild their notebook and instance from the calls that the original made.
     start = replace(changed.turn_starts[options.turn], cells=turn_start.cells, environment=turn_start.environment)
     return ForkPoint(original, options.turn, start, stdout)
 
@@ -140,7 +140,7 @@ def _choose_checkpoint(folder: RunFolder, options: ForkOptions, versions: tuple[
 
 
 def _check_vocabulary(checkpoint: Path, tokenizer: FastTokenizer) -> None:
-    """Raises UnusableInput if the model's vocabulary differs: the log holds token ids."""
+    """Compare the model's vocabulary with the tokenizer's: the log holds token ids. Raises UnusableInput."""
     from asterism.engine.model.hf_checkpoint import load_model_config  # torch is slow to import
     from asterism.engine.model.tokenizer import check_vocabulary
 
@@ -166,5 +166,5 @@ def _run_branches(
         return uvloop.run(
             continue_trajectories(rules, tokenizer, engine, sandbox, trajectories, strict=strict, tasks=tasks)
         )
-    except ExceptionGroup as group:  # from the branch that failed; the others were cancelled
+    except ExceptionGroup as group:  # one branch has failed; the others were cancelled
         raise group.exceptions[0] from group

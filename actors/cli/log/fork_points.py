@@ -1,4 +1,4 @@
-"""The turns from which `asterism log fork` can continue a trajectory, and the checkpoint that each needs.
+"""The turns from which `asterism log fork` can continue a trajectory, and the checkpoint that each turn needs.
 
 Both come from the events of one trajectory, which takes milliseconds. A replay up to a late trajectory takes a minute.
 """
@@ -19,13 +19,13 @@ from asterism.engine.model.weight_files import list_weight_files
 
 
 class ForkableTurn(NamedTuple):
-    turn: int  # from 0
-    version: int  # of the policy that generated its first token
-    problem: str  # why the version has no usable checkpoint; empty: it has one
+    turn: int  # number of the turn, from 0
+    version: int  # version of the policy that generated the turn's first token
+    problem: str  # reason why the version has no usable checkpoint; empty if it has one
 
 
 def list_forkable_turns(folder: RunFolder, trajectory: int) -> list[ForkableTurn]:
-    """Return the turns with logged tokens; none without a log of the rollout process."""
+    """Return the turns with logged tokens; an empty list without a log of the rollout process."""
     problems: dict[int, str] = {}
     turns: list[ForkableTurn] = []
     for turn, version in sorted(read_turn_versions(folder, trajectory).items()):
@@ -36,7 +36,7 @@ def list_forkable_turns(folder: RunFolder, trajectory: int) -> list[ForkableTurn
 
 
 def read_turn_versions(folder: RunFolder, trajectory: int) -> Mapping[int, int]:
-    """Return the version of the first token by turn, for turns with logged tokens. The latest trajectory of this number counts."""
+    """Return the version of each logged turn's first token. The latest trajectory of this number counts."""
     log = folder.events / f"{ROLLOUT}.sqlite"
     versions: dict[int, int] = {}
     kinds = [StartGroup.__name__, TurnGenerated.__name__]
@@ -50,7 +50,7 @@ def read_turn_versions(folder: RunFolder, trajectory: int) -> Mapping[int, int]:
 
 
 def find_checkpoint_problem(folder: RunFolder, version: int) -> str:
-    """Why no branch can use the weights of this version; empty if one can."""
+    """Return why no branch can use the weights of this version; empty if a branch can."""
     checkpoint = folder.get_checkpoint_path(version)
     if not checkpoint.is_dir():
         return "not kept (learner.checkpoints.keep)"
@@ -77,7 +77,7 @@ def describe_remedy(folder: RunFolder) -> str:
 
 
 def format_forkable_turns(turns: list[ForkableTurn]) -> list[str]:
-    """One line for neighbouring turns of one version."""
+    """Format one line for each series of turns with the same version."""
     lines: list[str] = []
     for (version, problem), group in groupby(turns, key=lambda each: each[1:]):
         numbers = [each.turn for each in group]

@@ -1,4 +1,4 @@
-"""The result of `asterism log fork`, as `--json` writes it, and as a table with the texts from the fork on."""
+"""The result of `asterism log fork` is written by `--json`, and shown as a table with the texts from the fork on."""
 
 import re
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from asterism.policies.rollout.trajectory import Trajectory
 
 
 class ForkPoint(NamedTuple):
-    """The state in which the branches leave the original."""
+    """The point from which the branches continue instead of the original."""
 
     original: ReplayedTrajectory
     turn: int
@@ -29,7 +29,7 @@ class ForkPoint(NamedTuple):
     tool_result: str | None
 
     def list_versions(self) -> tuple[int, ...]:
-        """Policy versions that generated the original from the turn on, in order."""
+        """Return the policy versions that generated the original from the turn on, in order."""
         record = self.original.final.record
         generated = np.frombuffer(record.loss_mask, np.uint8).astype(np.bool_)
         generated[: self.original.turn_starts[self.turn].record.num_tokens] = False
@@ -49,8 +49,8 @@ class ForkResult(msgspec.Struct, frozen=True):
     ground_truth: str
     temperature: float
     checkpoint: str
-    original_versions: tuple[int, ...]  # of the original's tokens from the turn on
-    tool_result: str | None  # replaces the output of the last call
+    original_versions: tuple[int, ...]  # versions that generated the original's tokens from the turn on
+    tool_result: str | None  # text that replaces the output of the last call
     original: TrajectoryOutcome
     branches: tuple[Branch, ...]
 
@@ -82,7 +82,7 @@ def build_fork_result(
 
 
 _RESULT_PATTERN = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
-_MAX_SHOWN_CHARACTERS = 160  # of a turn's text, and of the tool results before it
+_MAX_SHOWN_CHARACTERS = 160  # limit of a turn's text, and of the tool results before it
 
 
 def show_fork(fork: ForkResult, console: Console) -> None:
@@ -151,7 +151,7 @@ def _show_turns(name: str, outcome: TrajectoryOutcome, first_turn: int, console:
 
 
 def _shorten(text: str) -> str:
-    """One line; the middle of a long text is omitted."""
+    """Join the lines, and omit the middle of a long text."""
     line = " ".join(text.split())
     return escape(
         line

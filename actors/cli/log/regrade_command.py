@@ -1,4 +1,4 @@
-"""`asterism log regrade`: scores the stored trajectories of a run with other rewards, without an engine."""
+"""`asterism log regrade` scores the stored trajectories of a run with other rewards, without an engine."""
 
 import asyncio
 from collections import Counter
@@ -46,13 +46,13 @@ class RegradedRun(msgspec.Struct, frozen=True):
 
 
 class OtherRewards(NamedTuple):
-    """Implements WhatIf: the stored trajectories scored with other rewards. Exit code 1: one could not be scored."""
+    """The stored trajectories scored with other rewards. Implements WhatIf. Exit code 1: one could not be scored."""
 
-    task: str  # its name, or empty for all
+    task: str  # name of the task, or empty for all
     tables = ("reward", "sandbox", "tasks")
 
     def locate_overrides(self, overrides: Sequence[str]) -> list[str]:
-        """Return the overrides of the task's own table [reward], which its part of the configuration has."""
+        """Prefix overrides of [reward] with the task: they change its own table."""
         own = f"tasks.{self.task}." if self.task else ""
         return [f"{own}{each}" if each.startswith("reward.") else each for each in overrides]
 
@@ -132,7 +132,7 @@ async def _regrade_run(conditions: Conditions, task: str) -> RegradedRun:
 def _iter_submissions(
     folder: RunFolder, run: RunConfig, other: RunConfig, task: str, failed: Counter[str]
 ) -> Iterator[tuple[StoredTrajectory, AnswerSubmitted]]:
-    """Reads the data files only if the run has logged no rows and the functions need them."""
+    """Yield each trajectory with its submission. Data files are read only if functions need rows that the log lacks."""
     tokenizer = load_tokenizer(folder.expand_path(other.model.checkpoint))
     rows: dict[str, bytes] | None = None
     if not run.tasks and other.reward.functions:

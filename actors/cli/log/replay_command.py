@@ -1,4 +1,4 @@
-"""`asterism log replay`: replays the deciders and prints the first difference, or a state."""
+"""`asterism log replay` replays the deciders and prints the first difference, or a state."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -31,14 +31,14 @@ from asterism.configs.run_folder import RunFolder
 from asterism.policies.decider import Decider, Send
 from asterism.policies.rollout.rollout import Rollout
 
-# Bounds of the search for the messages with a given fingerprint.
+# These limits bound the search for the messages with a given fingerprint.
 _CANDIDATES_PER_RECEIVER = 2
 _MAX_EFFECTS = 4
-_SETTING_ATTRIBUTES = ("_rules", "_tokenizer")  # not part of a decider's state
+_SETTING_ATTRIBUTES = ("_rules", "_tokenizer")  # attributes that are settings, not state of a decider
 
 
 def replay_log(folder: RunFolder, *, verify: bool, console: Console) -> int:
-    """Returns the exit code: 1 if the replay differs and `verify` is set."""
+    """Return the exit code: 1 if the replay differs and `verify` is set."""
     replay = replay_run(load_run(folder.config), folder)
     difference = replay.difference
     if difference is None:
@@ -77,9 +77,9 @@ def show_difference(folder: RunFolder, difference: ReplayDifference, console: Co
 
 
 def collect_later_messages(folder: RunFolder, difference: ReplayDifference) -> dict[str, list[MergedEvent]]:
-    """By receiver: the logged messages that the actor sent at the event or later.
+    """Return, by receiver, the logged messages that the actor sent at the event or later.
 
-    These are the actor's messages without the messages of the replay before the event.
+    The replay's messages before the event are subtracted from all logged messages of the actor.
     """
     event = difference.event
     sender = decode(event.frame).to
@@ -104,9 +104,9 @@ def collect_later_messages(folder: RunFolder, difference: ReplayDifference) -> d
 def identify_effects(
     difference: ReplayDifference, sends: Sequence[Send], logged: Mapping[str, Sequence[MergedEvent]]
 ) -> dict[str, list[MergedEvent]] | None:
-    """The messages with the fingerprint of the run's effects; None if no combination has it.
+    """Return the messages with the fingerprint of the run's effects; None if no combination has it.
 
-    Messages to processes without an event log are taken from the replay.
+    Messages to processes without an event log come from the replay.
     """
     sender = decode(difference.event.frame).to
     frames: dict[bytes, MergedEvent | None] = {
@@ -160,9 +160,9 @@ def _has_event_log(address: str) -> bool:
 
 
 def show_state(folder: RunFolder, until: str, actor: str | None, trajectory: int | None, console: Console) -> None:
-    """Prints a state after the event `PROCESS:SEQ`; the default actor is the event's receiver.
+    """Print a state after the event `PROCESS:SEQ`; the default actor is the event's receiver.
 
-    An actor of another process is shown in its state at that time. Raises UnusableInput.
+    An actor of another process is shown in its state at the time of the event. Raises UnusableInput.
     """
     process, _, number = until.partition(":")
     if process not in DECIDING_PROCESSES or not number.isdecimal():
@@ -186,7 +186,7 @@ def show_state(folder: RunFolder, until: str, actor: str | None, trajectory: int
 
 
 def format_state(decider: Decider, trajectory: int | None = None) -> str:
-    """Raises UnusableInput if the decider does not have the trajectory."""
+    """Format the decider's state, or one trajectory. Raises UnusableInput if the decider does not have it."""
     if trajectory is not None:
         if not isinstance(decider, Rollout):
             raise UnusableInput(

@@ -1,4 +1,4 @@
-"""`asterism log roc`: which trajectories other Resample-on-Correct settings would have selected."""
+"""`asterism log roc` shows the trajectories that other Resample-on-Correct settings would have selected."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Self
@@ -23,7 +23,7 @@ from asterism.configs.errors import UnusableInput
 class RefilteredStep(msgspec.Struct, frozen=True):
     step: int
     difference: SelectionDifference
-    trajectories: tuple[CandidateTrajectory, ...]  # of all groups that the step judged
+    trajectories: tuple[CandidateTrajectory, ...]  # trajectories of all groups that the step judged
 
 
 class RefilteredRun(msgspec.Struct, frozen=True):
@@ -31,25 +31,25 @@ class RefilteredRun(msgspec.Struct, frozen=True):
     settings: tuple[str, ...]  # `key: value in the run -> other value`
     steps: tuple[RefilteredStep, ...]
     all_steps: SelectionDifference
-    tasks: dict[str, SelectionDifference]  # of all steps, by task; empty without [[tasks]]
+    tasks: dict[str, SelectionDifference]  # difference over all steps, by task; empty without [[tasks]]
 
 
 class OtherFilters(NamedTuple):
-    """Implements WhatIf: the groups of a run judged with other Resample-on-Correct settings."""
+    """The groups of a run judged with other Resample-on-Correct settings. Implements WhatIf."""
 
-    step: int | None  # None: all
+    step: int | None  # number of the step to show; None: all steps
     tables = ("roc",)
 
     @classmethod
     def parse(cls, step: str) -> Self:
-        """Raises UnusableInput."""
+        """Parse a step number or "all". Raises UnusableInput."""
         try:
             return cls(None if step == "all" else int(step))
         except ValueError:
             raise UnusableInput(f'--step {step}: must be a step number or "all"') from None
 
     def recompute(self, conditions: Conditions) -> RefilteredRun:
-        """If a step ran twice, as after a resume, the later one counts."""
+        """Judge the groups again. If a step ran twice, as after a resume, the later one counts."""
         folder, steps = conditions.folder, dict[int, RefilteredStep]()
         for number, groups in read_judged_groups(conditions.run, folder):
             steps = {earlier: each for earlier, each in steps.items() if earlier < number}
@@ -89,7 +89,7 @@ class OtherFilters(NamedTuple):
 
 
 def _show_components(difference: SelectionDifference, console: Console) -> None:
-    """Means over the kept trajectories, unless the reward has only one component."""
+    """Print the means over the kept trajectories, unless the reward has only one component."""
     names = sorted({*difference.run.component_means, *difference.other.component_means})
     if len(names) < 2:
         return
@@ -113,7 +113,7 @@ def _format_cells(each: SelectionDifference) -> list[str]:
 
 
 def _format_change(each: SelectionDifference, get_value: Callable[[SelectionStats], float | None], form: str) -> str:
-    """The run's value, and the other value if it differs."""
+    """Format the run's value, and after it the other value if it differs."""
     before, after = (
         "-" if (value := get_value(kept)) is None else format(value, form) for kept in (each.run, each.other)
     )
@@ -121,7 +121,7 @@ def _format_change(each: SelectionDifference, get_value: Callable[[SelectionStat
 
 
 def _show_groups(step: RefilteredStep, console: Console) -> None:
-    """Prints the groups for which the selections differ."""
+    """Print the groups for which the selections differ."""
     for group_id in sorted({each.group_id for each in step.trajectories}):
         members = [each for each in step.trajectories if each.group_id == group_id]
         ours = [each.trajectory_id for each in members if each.advantage is not None]

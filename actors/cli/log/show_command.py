@@ -1,4 +1,4 @@
-"""`asterism log show` and `log story`: print the events of all processes or of one trajectory, by time."""
+"""`asterism log show` and `log story` print the events of all processes, or of one trajectory, by time."""
 
 import time
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ from asterism.configs.run_folder import RunFolder
 from asterism.engine.data.task_inputs import load_task_renderers, read_task_descriptions
 from asterism.engine.model.tokenizer import load_tokenizer
 
-_POLL_INTERVAL_S = 0.2  # for new events
+_POLL_INTERVAL_S = 0.2  # interval at which --follow reads new events
 _KINDS = tuple(kind.__name__ for kind in get_args(AnyMessage))
 
 
 def load_text_context(folder: RunFolder) -> TextContext:
-    """Raises UnusableInput if the run's tokenizer is missing."""
+    """Load the tokenizer and the tasks' texts. Raises UnusableInput if the run's tokenizer is missing."""
     run, descriptions = load_run(folder.config), read_task_descriptions(folder)
     tokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
     renderers = load_task_renderers(run, folder, tokenizer)
@@ -39,7 +39,7 @@ def load_text_context(folder: RunFolder) -> TextContext:
 
 
 def check_kind(kind: str) -> str:
-    """Raises UnusableInput if no message class has this name."""
+    """Return the kind. Raises UnusableInput if no message class has this name."""
     if kind not in _KINDS:
         near = " or ".join(get_close_matches(kind, _KINDS))
         raise UnusableInput(f"--kind {kind}: unknown event kind{f'; did you mean {near}?' if near else ''}")
@@ -49,7 +49,7 @@ def check_kind(kind: str) -> str:
 def show_log(
     folder: RunFolder, event_filter: EventFilter, text: str, limit: int | None, follow: bool, console: Console
 ) -> None:
-    """Raises UnusableInput if there is no log. `follow`: until ^C or `limit` lines."""
+    """Print the matching events; with `follow`, until ^C or `limit` lines. Raises UnusableInput without a log."""
     context = load_text_context(folder)
     start_time = read_start_time(folder)
     events = follow_events(folder, event_filter) if follow else merge_events(folder, event_filter)
@@ -57,7 +57,7 @@ def show_log(
         for line in islice(format_lines(events, context, text, start_time), limit):
             if console.is_terminal:
                 console.print(line.style(), soft_wrap=True, highlight=False)
-            else:  # rich takes most of the time of a long log
+            else:  # writes without rich, which takes most of the time of a long log
                 console.file.write(f"{line.plain}\n")
             if follow:
                 console.file.flush()
@@ -69,7 +69,7 @@ def show_log(
 def follow_events(
     folder: RunFolder, event_filter: EventFilter, poll_interval_s: float = _POLL_INTERVAL_S
 ) -> Iterator[MergedEvent]:
-    """Yields the logged events, then new ones, ordered by time within each poll."""
+    """Yield the logged events, then new ones, ordered by time within each poll."""
     seen: dict[str, int] = {}
     while True:
         for logged in merge_events(folder, event_filter, seen):
@@ -102,7 +102,7 @@ class EventLine(NamedTuple):
 def format_lines(
     events: Iterator[MergedEvent], context: TextContext, text: str, start_time: float
 ) -> Iterator[EventLine]:
-    """The events with `text`. `start_time` 0: the time of the first event."""
+    """Yield the lines of events that contain `text`. `start_time` 0 stands for the time of the first event."""
     for logged in events:
         start_time = start_time or logged.event.time
         message = logged.envelope.message
@@ -119,7 +119,7 @@ def format_lines(
 
 
 def _find_text(text: str, message: object, context: TextContext) -> str | None:
-    """The message's first text that contains `text`, ignoring case."""
+    """Return the message's first text that contains `text`, ignoring case; None without one."""
     return next((each for each in extract_texts(message, context) if text.casefold() in each.casefold()), None)
 
 
@@ -127,7 +127,7 @@ def _find_text(text: str, message: object, context: TextContext) -> str | None:
 
 
 def print_story(folder: RunFolder, trajectory: int, console: Console) -> None:
-    """Raises UnusableInput if no log has an event of the trajectory."""
+    """Print the trajectory's events and forkable turns. Raises UnusableInput if no log has an event of it."""
     for line in format_story(folder, trajectory, load_text_context(folder)):
         console.print(line, soft_wrap=True, highlight=False)
     for line in format_forkable_turns(list_forkable_turns(folder, trajectory)):
@@ -135,7 +135,7 @@ def print_story(folder: RunFolder, trajectory: int, console: Console) -> None:
 
 
 def format_story(folder: RunFolder, trajectory: int, context: TextContext) -> list[str]:
-    """Lines in rich markup. Raises UnusableInput if no log has an event of the trajectory."""
+    """Return lines in rich markup. Raises UnusableInput if no log has an event of the trajectory."""
     events = list(merge_events(folder, EventFilter(trajectory=trajectory)))
     if not events:
         raise UnusableInput(f"{folder.events}: no event of trajectory {trajectory}")

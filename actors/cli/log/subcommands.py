@@ -1,4 +1,4 @@
-"""The `asterism log` command: the arguments and help texts of its subcommands."""
+"""This file has the arguments and help texts of the subcommands of `asterism log`."""
 
 from math import inf
 from pathlib import Path
@@ -11,7 +11,7 @@ from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder, StagesFolder
 
 log_app = typer.Typer(help="Inspect, replay, compare, export and fork the event logs of a run.", no_args_is_help=True)
-_MAX_ID = 2**63 - 1  # largest integer in an event log
+_MAX_ID = 2**63 - 1  # largest integer that an event log can store
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a configuration key; may be repeated.")
 ]
@@ -54,7 +54,7 @@ TextOption = Annotated[
 
 
 def open_run_folder(path: Path) -> RunFolder:
-    """Raises UnusableInput if `path` is not a run's folder."""
+    """Return the run's folder. Raises UnusableInput if `path` is not one."""
     folder = RunFolder(path)
     if not folder.config.exists():
         StagesFolder(path).refuse()

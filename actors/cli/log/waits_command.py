@@ -1,6 +1,6 @@
-"""`asterism log waits`: lists what each process and trajectory waits for and since when.
+"""`asterism log waits` lists what each process and trajectory waits for, and since when.
 
-The waits follow from the deciders' states after a replay of their logs. For a stalled run, the
+A replay of the deciders' logs gives the states from which the waits follow. For a stalled run, the
 launcher starts `python -m asterism.actors.cli.log.waits_command RUN`, so that the replay does not block it.
 """
 
@@ -28,7 +28,7 @@ from asterism.policies.recipe import Recipe
 from asterism.policies.rollout.rollout import Rollout
 from asterism.policies.rollout.trajectory import Trajectory
 
-_MAX_IDS_SHOWN = 5  # trajectories in one line
+_MAX_IDS_SHOWN = 5  # limit of trajectory numbers in one line
 
 
 class PendingWait(msgspec.Struct, frozen=True):
@@ -44,9 +44,9 @@ class PendingWait(msgspec.Struct, frozen=True):
 
 
 def find_waits(run: RunConfig, folder: RunFolder) -> list[PendingWait]:
-    """The longest wait first. Raises UnusableInput if there is no log."""
+    """Return the waits, the longest first. Raises UnusableInput if there is no log."""
     waits = [*_find_trajectory_waits(run, folder)]
-    if not run.evaluation.only:  # else trajectories are all that the head waits for
+    if not run.evaluation.only:  # in an evaluation the head waits only for trajectories
         waits += _find_head_waits(run, folder)
     return sorted(waits, key=lambda wait: wait.since)
 
@@ -69,7 +69,7 @@ def _find_trajectory_waits(run: RunConfig, folder: RunFolder) -> Iterator[Pendin
 
 
 def _describe_awaited(trajectory: Trajectory) -> tuple[str, str]:
-    """The process that the trajectory waits for, and the reason."""
+    """Return the process that the trajectory waits for, and the reason."""
     match trajectory.phase:
         case "leasing":
             return ARBITER, "a lease"
@@ -96,8 +96,8 @@ def _find_head_waits(run: RunConfig, folder: RunFolder) -> Iterator[PendingWait]
     assert isinstance(buffer, GroupBuffer)
     assert isinstance(recipe, Recipe)
     published, started, wanted = 0.0, 0.0, 0.0
-    requested: dict[int, float] = {}  # by step
-    batches: dict[int, float] = {}  # by step: time at which the learner received it
+    requested: dict[int, float] = {}  # step -> time at which its request was logged, in seconds
+    batches: dict[int, float] = {}  # step -> time at which the learner received its batch, in seconds
     for event, done in redecide_complete_launches(find_log(folder, HEAD), deciders):
         at = event.time
         if isinstance(done.message, RunStarted):
@@ -133,7 +133,7 @@ def _find_head_waits(run: RunConfig, folder: RunFolder) -> Iterator[PendingWait]
 
 
 def print_waits(folder: RunFolder) -> None:
-    """A run that has finished waits for nothing: its logs, which take a minute to replay, are not read."""
+    """Print the waits. A finished run has none, so its logs are not replayed, which takes a minute."""
     launch = _read_last_launch(find_log(folder, HEAD))
     is_finished = launch is not None and launch.kind == RunFinished.__name__
     waits = [] if is_finished else find_waits(load_run(folder.config), folder)
@@ -144,7 +144,7 @@ def print_waits(folder: RunFolder) -> None:
 
 
 def _read_last_launch(log: Path) -> Event | None:
-    """The last start or end of the run."""
+    """Return the last event RunStarted or RunFinished; None without either."""
     launches = [event for event, _ in read_events(log, kinds=[RunStarted.__name__, RunFinished.__name__])]
     return launches[-1] if launches else None
 

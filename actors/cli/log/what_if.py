@@ -1,6 +1,6 @@
-"""The frame of `asterism log roc`, `log regrade` and `log fork`: what would a finished run have done otherwise?
+"""`asterism log roc`, `log regrade` and `log fork` recompute a part of a finished run under other conditions.
 
-A what-if recomputes a part of the run under other conditions, and compares it with what happened:
+Each of them is a WhatIf, which also compares the result with the recorded run:
 
     class OtherFilters(NamedTuple):             # implements WhatIf
         tables = ("roc",)                       # --set may change these tables of the configuration
@@ -27,7 +27,7 @@ Result = TypeVar("Result", bound=msgspec.Struct)
 
 class Conditions(NamedTuple):
     folder: RunFolder
-    other: RunConfig  # the run's configuration with the overrides
+    other: RunConfig  # configuration of the run with the overrides applied
 
     @property
     def run(self) -> RunConfig:
@@ -35,7 +35,7 @@ class Conditions(NamedTuple):
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """`key: value in the run -> other value`"""
+        """Describe each overridden key as `key: value in the run -> other value`."""
         return tuple(list_differences(self.run, self.other))
 
 
@@ -49,7 +49,7 @@ class WhatIf(Protocol[Result]):
     def tables(self) -> tuple[str, ...]: ...
 
     def recompute(self, conditions: Conditions) -> Result:
-        """Raises UnusableInput."""
+        """Recompute under the conditions. Raises UnusableInput."""
         ...
 
     def show(self, result: Result, console: Console) -> int: ...
@@ -58,7 +58,7 @@ class WhatIf(Protocol[Result]):
 def answer_what_if(
     what_if: WhatIf[Result], folder: RunFolder, overrides: Sequence[str], json_path: Path | None, console: Console
 ) -> int:
-    """Raises UnusableInput, before the work starts for another key or an unwritable file."""
+    """Recompute and show. Raises UnusableInput, before the work starts for another key or an unwritable file."""
     check_json_path(json_path)
     result = what_if.recompute(Conditions(folder, load_with_overrides(folder.config, overrides, what_if.tables)))
     exit_code = what_if.show(result, console)

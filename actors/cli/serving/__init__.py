@@ -1,1 +1,1 @@
-"""`asterism export` and `asterism serve`: the model of a run as a folder for other programs, and as a server."""
+"""`asterism export` writes the model of a run to a folder for other programs, and `asterism serve` serves it."""

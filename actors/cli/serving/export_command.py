@@ -1,4 +1,4 @@
-"""`asterism export`: the model of a run's step as a transformers folder, with chat template and model card."""
+"""`asterism export` writes the model of a run's step as a transformers folder, with chat template and model card."""
 
 import math
 from pathlib import Path
@@ -27,13 +27,13 @@ ExportDtype = Literal["bfloat16", "float16", "float32"]
 
 class ExportOptions(NamedTuple):
     dtype: str = "bfloat16"
-    max_shard_gb: float = 5.0  # of 10^9 bytes
-    task: str = ""  # of [[tasks]]; empty: the first
+    max_shard_gb: float = 5.0  # limit of a weight file's size, in units of 10^9 bytes
+    task: str = ""  # name in [[tasks]]; empty: the first task
     overwrite: bool = False
 
 
 def export_run(reference: str, folder: Path, options: ExportOptions, console: Console) -> None:
-    """Raises UnusableInput for an unknown run, step or task, an unusable checkpoint, and a folder with files."""
+    """Export the step. Raises UnusableInput: unknown run, step or task, unusable checkpoint, or folder with files."""
     chosen = find_run_step(reference)
     _check_options(folder, options)
     with locking_folder(folder):
@@ -44,7 +44,7 @@ def export_run(reference: str, folder: Path, options: ExportOptions, console: Co
 
 
 def export_step(chosen: RunStep, folder: Path, options: ExportOptions) -> None:
-    """Replaces `folder` when the new one is complete. Raises UnusableInput and OSError."""
+    """Replace `folder` when the new one is complete. Raises UnusableInput and OSError."""
     run = load_run(chosen.run.config)
     chat = _build_chat(run, chosen, options.task)
     weights = open_checkpoint_weights(chosen.checkpoint, get_lora_options(run.learner))
@@ -72,7 +72,7 @@ def _check_options(folder: Path, options: ExportOptions) -> None:
 def _check_content(folder: Path, options: ExportOptions) -> None:
     content = list(folder.iterdir()) if folder.is_dir() else []
     if any(path.is_dir() for path in content):
-        raise UnusableInput(f"{folder}: has folders, so it is no export; choose another folder")
+        raise UnusableInput(f"{folder}: contains folders, so it is not an export; choose another folder")
     if content and not options.overwrite:
         raise UnusableInput(f"{folder}: is not empty; choose another folder, or replace it with --overwrite")
 

@@ -1,4 +1,4 @@
-"""The model card of an export, README.md: what the run did, its figures, and how to serve the model."""
+"""The model card of an export, README.md, describes the run, its figures, and how to serve the model."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ _EVALUATIONS = {
 
 
 def write_model_card(folder: Path, run: RunConfig, chosen: RunStep, facts: ServingFacts, dtype: str) -> None:
-    """Raises OSError."""
+    """Write the card into the folder. Raises OSError."""
     (folder / "README.md").write_text(
         "\n".join(_build_card(folder, run, chosen, facts, dtype)) + "\n", encoding="utf-8"
     )
@@ -61,7 +61,7 @@ def _build_card(folder: Path, run: RunConfig, chosen: RunStep, facts: ServingFac
 
 
 def _list_lineage(run: RunConfig, chosen: RunStep) -> Iterator[str]:
-    """The trainings from the initial model on, in order: also of the stages and runs that this run continues."""
+    """List the trainings since the initial model, in order, with the stages and runs that this run continues."""
     earlier = _find_continued(run, chosen)
     if earlier is None:
         yield f"- initial model {_describe_path(run.model.checkpoint, chosen.run)}"
@@ -77,7 +77,7 @@ def _list_lineage(run: RunConfig, chosen: RunStep) -> Iterator[str]:
 
 
 def _find_continued(run: RunConfig, chosen: RunStep) -> RunStep | None:
-    """The checkpoint of another run with which this one began; None without one."""
+    """Return the checkpoint of another run from which this run began; None without one."""
     if not run.learner.resume_from:
         return None
     checkpoint = chosen.run.expand_path(run.learner.resume_from)
@@ -86,7 +86,7 @@ def _find_continued(run: RunConfig, chosen: RunStep) -> RunStep | None:
 
 
 def _describe_path(path: str, run: RunFolder) -> str:
-    """Relative to the run's folder; else only the last two parts, since the others name folders of one machine."""
+    """Return the path within the run's folder, or its last two parts: the others name folders of one machine."""
     full = run.expand_path(path)
     if full.resolve().is_relative_to(run.path.resolve()):
         return f"`{full.resolve().relative_to(run.path.resolve())}` of the run"
@@ -94,7 +94,7 @@ def _describe_path(path: str, run: RunFolder) -> str:
 
 
 def _list_accuracies(chosen: RunStep) -> Iterator[str]:
-    """The last evaluation of each label, and that of the exported step."""
+    """List the accuracy of the last evaluation of each label, and that of the exported step."""
     found: dict[str, float | None] = {}
     for line in decode_metric_lines(chosen.run.metrics) if chosen.run.metrics.exists() else []:
         if line["kind"] == "evaluation":
@@ -140,7 +140,7 @@ def _describe_digest(path: Path) -> str:
 
 
 def _compute_digest(path: Path) -> str:
-    """The first 16 digits."""
+    """Return the first 16 digits of the file's SHA-256."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 

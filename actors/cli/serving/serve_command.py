@@ -1,4 +1,4 @@
-"""`asterism serve`: an SGLang server of a run's model, or of an exported folder."""
+"""`asterism serve` starts an SGLang server of a run's model, or of an exported folder."""
 
 import asyncio
 import json
@@ -29,16 +29,16 @@ class ServeOptions(NamedTuple):
     host: str
     port: int
     device: str
-    python: str  # empty: that of the configuration, or of .venv-sglang
-    overrides: Sequence[str]  # of [sglang]
-    arguments: Sequence[str]  # of SGLang
+    python: str  # empty: the configuration's interpreter, or that of .venv-sglang
+    overrides: Sequence[str]  # overrides of [sglang]
+    arguments: Sequence[str]  # further arguments of SGLang
 
 
 def serve_model(reference: str, options: ServeOptions, console: Console) -> int:
-    """The exit code. Raises UnusableInput for an unknown model, and for an unusable interpreter or port."""
+    """Serve the model and return the exit code. Raises UnusableInput: unusable model, interpreter or port."""
     run = _load_config(reference, options.overrides)
     folder, name = _find_model(reference, console)
-    check_folder(folder)  # SGLang reads the files itself
+    check_folder(folder)  # checks here, since SGLang itself reads the files
     facts = read_serving_facts(folder)
     with tempfile.TemporaryDirectory(prefix="asterism-serve-") as scratch:
         server = ChatServer(
@@ -65,30 +65,29 @@ def serve_model(reference: str, options: ServeOptions, console: Console) -> int:
 
 
 def _load_config(reference: str, overrides: Sequence[str]) -> RunConfig:
-    """Of the run, or the defaults."""
     run = find_run_folder(reference)
     return load_run(run.config, overrides) if run else load_run(None, ["name=serve", *overrides])
 
 
 def _find_model(reference: str, console: Console) -> tuple[Path, str]:
-    """The folder and the name of the model. A run's step is exported to the run's folder, once."""
+    """Return the folder and the name of the model. A run's step is exported to the run's folder, once."""
     path = Path(reference)
     if (path / "config.json").is_file() and find_checkpoint_folder(path) is None:
         return path, path.resolve().name
     if path.is_dir() and find_run_folder(reference) is None:
-        raise UnusableInput(f"{path}: has neither config.json, as a model, nor config.toml, as a run")
+        raise UnusableInput(f"{path}: is neither a model's folder (config.json) nor a run's (config.toml)")
     chosen = find_run_step(reference)
     folder = chosen.run.get_export_path(chosen.step)
     if not _is_current(folder, chosen):
         console.print(f"exporting step {chosen.step} to {escape(str(folder))}", highlight=False, soft_wrap=True)
         with locking_folder(folder):
-            if not _is_current(folder, chosen):  # another server may have exported it
+            if not _is_current(folder, chosen):  # another server may have exported the step
                 export_step(chosen, folder, ExportOptions())
     return folder, f"{chosen.run.path.resolve().name}-{chosen.step}"
 
 
 def _is_current(folder: Path, chosen: RunStep) -> bool:
-    """Whether the export is newer than the checkpoint, which a run may have written again."""
+    """Return whether the export is newer than the checkpoint, which a run may have written again."""
     written, source = folder / "config.json", chosen.checkpoint / "config.json"
     return written.exists() and written.stat().st_mtime_ns >= source.stat().st_mtime_ns
 
@@ -122,7 +121,7 @@ async def _print_address(server: ChatServer, facts: ServingFacts | None, console
 
 
 def build_curl(server: ChatServer, facts: ServingFacts | None) -> str:
-    """A request as a shell command. Without `tools`, SGLang does not parse calls."""
+    """Build a request as a shell command. Without `tools` in it, SGLang does not parse calls."""
     request: dict[str, Any] = {"model": server.name, "messages": [{"role": "user", "content": "What is 6 * 7?"}]}
     if facts is not None and facts.tools:
         request["tools"] = facts.tools

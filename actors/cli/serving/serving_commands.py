@@ -1,4 +1,4 @@
-"""The arguments and help texts of `asterism export` and `asterism serve`."""
+"""This file has the arguments and help texts of `asterism export` and `asterism serve`."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -60,7 +60,7 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = 30_000,
-    device: Annotated[Device, typer.Option("--device", help="Of the server.")] = "auto",
+    device: Annotated[Device, typer.Option("--device", help="Device of the server.")] = "auto",
     python: Annotated[
         str,
         typer.Option(

@@ -1,1 +1,1 @@
-"""Checks of a run's inputs and of the machine, before anything is created."""
+"""These checks examine a run's inputs and the machine, before anything is created."""

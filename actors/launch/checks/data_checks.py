@@ -1,4 +1,4 @@
-"""Checks of data files before a run. Of a long file only the first rows are checked, so that the start takes seconds.
+"""These checks read data files before a run: only the first rows of a long file, so that the start takes seconds.
 
 The head reads all questions before the first step, and the learner all dialogues.
 """
@@ -22,9 +22,9 @@ from asterism.policies.tools.task_description import TaskDescription
 from asterism.sandbox.contract import SandboxFailure
 from asterism.tasks.curation.answer_check import find_unreadable_answers, is_answer_of_kind
 
-_MAX_CHECKED_ROWS = 100_000  # of a file: about a second
-_MAX_TOKENIZED_ROWS = 1_000  # of a file in the format of a model family
-_MAX_CHECKED_ANSWERS = 200  # about 5 ms each
+_MAX_CHECKED_ROWS = 100_000  # limit of checked rows of a file: about a second
+_MAX_TOKENIZED_ROWS = 1_000  # limit for a file in the format of a model family
+_MAX_CHECKED_ANSWERS = 200  # limit of checked answers, about 5 ms each
 
 
 def check_data(path: Path, remedy: str, check: Callable[[Path], CheckedInput]) -> CheckedInput:
@@ -42,7 +42,7 @@ def check_questions(
     if description is None:
         raise UnusableInput(f"not checked, because {task.key_prefix}import cannot be loaded")
     layout = get_row_layout(task, description)
-    answers: dict[str, str] = {}  # names of problems by answer that is no number
+    answers: dict[str, str] = {}  # names of problems, by answer that is no number
     for problem in read_problems(path, report, _MAX_CHECKED_ROWS, layout):
         if layout.needs_answer and not is_answer_of_kind(problem.ground_truth, "number"):
             answers.setdefault(problem.ground_truth, problem.name)
@@ -52,7 +52,7 @@ def check_questions(
 
 
 def _check_answers(names: Mapping[str, str]) -> list[str]:
-    """`names`: of a problem, by answer. Warnings."""
+    """Return warnings about the answers. `names` has the name of a problem for each answer."""
     checked = list(names)[:_MAX_CHECKED_ANSWERS]
     try:
         unreadable = find_unreadable_answers(checked) if checked else []

@@ -1,4 +1,4 @@
-"""The digests of a run's data files, fixed at its first start: a resumed run must read the same rows."""
+"""Digests of a run's data files are fixed at its first start: a resumed run must read the same rows."""
 
 from collections.abc import Iterator
 
@@ -11,11 +11,11 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.data_files import list_data_files
 
-DataDigests = dict[str, dict[str, str]]  # digest by path of the file, by configuration key
+DataDigests = dict[str, dict[str, str]]  # configuration key -> path of the file -> digest
 
 
 def keep_data_digests(folder: RunFolder, run: RunConfig) -> None:
-    """Write them at the first start. Reads all data files, about 0.3 s per GB from the page cache.
+    """Write the digests at the first start. Reads all data files, about 0.3 s per GB from the page cache.
 
     Raises UnusableInput, which names the file and its key, if a resumed run began with other data.
     """
@@ -36,7 +36,7 @@ def keep_data_digests(folder: RunFolder, run: RunConfig) -> None:
 
 
 def compute_data_digests(folder: RunFolder, run: RunConfig) -> DataDigests:
-    """Compute the digests of all files, without the files that [tiny] generates, which have a manifest.
+    """Compute the digests of all files except generated ones ([tiny]), which have a manifest.
 
     Raises UnusableInput for a missing file.
     """
@@ -54,7 +54,7 @@ def compute_data_digests(folder: RunFolder, run: RunConfig) -> DataDigests:
 
 
 def _list_data_keys(run: RunConfig) -> Iterator[tuple[str, str]]:
-    """The configuration key and the path of each data set that the run reads."""
+    """Yield the configuration key and the path of each data set that the run reads."""
     is_evaluated, sets = run.evaluation.questions > 0, run.evaluation.sets
     for task in run.resolved_tasks:
         train_key, test_key = (
@@ -69,14 +69,14 @@ def _list_data_keys(run: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def _describe_change(before: DataDigests, present: DataDigests) -> str | None:
-    """The first difference: of a file's content, or in the files of a folder."""
+    """Describe the first difference, in a file's content or in the files of a folder; None without one."""
     for key, files in present.items():
         known = before.get(key, {})
         for path in sorted({*files, *known}):
             if path not in known:
-                return f"{path}: {key} has this file only"
+                return f"{path}: this file was added to {key}"
             if path not in files:
-                return f"{path}: {key} has lost this file"
+                return f"{path}: this file was removed from {key}"
             if files[path] != known[path]:
                 return f"{path}: the content of {key} has changed"
     return None

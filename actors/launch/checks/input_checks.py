@@ -1,6 +1,6 @@
-"""Checks of a run's inputs by configuration key, before anything is created: for the launcher and `asterism doctor`.
+"""These checks examine a run's inputs, by configuration key, before anything is created: for the launcher and
 
-Nothing here imports torch.
+`asterism doctor`. Nothing here imports torch.
 """
 
 import os
@@ -48,8 +48,8 @@ from asterism.policies.tools.task_description import MATH, TaskDescription, list
 from asterism.tasks import DEFAULT_TASK
 
 _FLOAT32_BYTES = 4
-_SAVED_COPIES = 4  # in a checkpoint: the weights, two moments of the optimizer, and the exported model, at most
-_TRAINING_NUMBERS = 3  # in the learner's memory per trained parameter: a gradient and two moments
+_SAVED_COPIES = 4  # most copies of weights in a checkpoint: weights, two moments of the optimizer, exported model
+_TRAINING_NUMBERS = 3  # numbers per trained parameter in the learner's memory: a gradient and two moments
 _DATA_KEYS = ("data.train", "data.test", "sft.data", "sft.validation", ".data", ".test")
 
 
@@ -57,9 +57,9 @@ InputCheck = Callable[[], CheckedInput]
 
 
 def check_inputs(run: RunConfig, descriptions: dict[str, TaskDescription] | None = None) -> list[str]:
-    """Descriptions of the data files, and warnings. Raises UnusableInput with the key of the first unusable input.
+    """Return lines about the data files, and warnings. Raises UnusableInput with the key of the first unusable input.
 
-    `descriptions` receives those of the tasks, by name.
+    `descriptions` receives the descriptions of the tasks, by name.
     """
     lines: list[str] = []
     for key, check in list_input_checks(run, descriptions).items():
@@ -75,7 +75,7 @@ def check_inputs(run: RunConfig, descriptions: dict[str, TaskDescription] | None
 def list_input_checks(
     run: RunConfig, descriptions: dict[str, TaskDescription] | None = None
 ) -> Mapping[str, InputCheck]:
-    """By key: a check that raises UnusableInput. Inputs that [tiny] generates have none."""
+    """Return for each key a check that raises UnusableInput. Inputs that [tiny] generates have no check."""
     descriptions = {} if descriptions is None else descriptions
     folder = RunFolder(Path(run.runs_folder) / run.name)
     references = {key: partial(check_references, table, key) for key, table in list_references(run).items()}
@@ -101,11 +101,11 @@ def list_input_checks(
         checks |= _list_model_checks(run, folder, checkpoint, descriptions)
     for key, describe in load_engine_code(run).list_input_checks(run, checkpoint).items():
         checks[key] = partial(_check_engine, describe)
-    return checks | _list_dialogue_checks(run, folder, descriptions)  # in the format of a family they need the model
+    return checks | _list_dialogue_checks(run, folder, descriptions)  # these checks may need the model
 
 
 def _check_success(run: RunConfig, descriptions: Mapping[str, TaskDescription]) -> CheckedInput:
-    """After the checks of the tasks, which describe them."""
+    """Check the rule against each task. The checks of the tasks come first, because they add the descriptions."""
     described = [task for task in run.resolved_tasks if task.name in descriptions]
     warnings = [
         each for task in described for each in list_success_warnings(task, descriptions[task.name], run.success)
@@ -143,7 +143,7 @@ def _list_model_checks(
 def _list_task_checks(
     run: RunConfig, folder: RunFolder, descriptions: dict[str, TaskDescription]
 ) -> dict[str, InputCheck]:
-    """The code of each task, and then its rows: their layout depends on the code."""
+    """List the checks of each task's code, and then of its rows: their layout depends on the code."""
     checks: dict[str, InputCheck] = {}
     for task in run.resolved_tasks:
         prefix, training = task.key_prefix, make_training_report(run.data.max_bad_rows)
@@ -189,7 +189,7 @@ def _get_test_file(run: RunConfig, task: TaskConfig) -> str:
 def _list_evaluation_files(
     run: RunConfig, task: TaskConfig, training: QuestionReport
 ) -> Iterator[tuple[str, str, str, QuestionReport]]:
-    """Key, file, remedy and an empty report of each of [[evaluation.sets]] that belongs to the task."""
+    """Yield key, file, remedy and an empty report of each of [[evaluation.sets]] that belongs to the task."""
     if run.evaluation.questions and run.evaluation.sets:
         for each in run.resolved_evaluation_sets:
             if each.task == task.name:
@@ -205,7 +205,7 @@ def _is_generated(run: RunConfig, path: str) -> bool:
 
 
 def _check_checkpoint(folder: Path, run: RunConfig, tokens: Sequence[str], has_weights: bool) -> CheckedInput:
-    """`tokens`: of the roles. `has_weights`: a server that is only evaluated has its own."""
+    """Check the checkpoint. `tokens` are those of the roles. `has_weights` is false if only a server has weights."""
     if not folder.is_dir():
         raise UnusableInput(f"{folder}: no such folder; set it to the folder of a supported model (docs/models.md)")
     config = load_model_config(folder)
@@ -264,7 +264,7 @@ def _check_stop_tokens(folder: Path, task: TaskConfig) -> CheckedInput:
 
 
 def _check_main_memory(checkpoint: Path, run: RunConfig) -> CheckedInput:
-    """Without activations, and without the memory of sandboxes and SGLang servers."""
+    """Compare the needs with the memory, without activations, sandboxes and SGLang servers."""
     config, num_parameters = load_model_config(checkpoint), count_parameters(checkpoint)
     weights_bytes = num_parameters * _FLOAT32_BYTES
     in_main_memory = run.learner.device == "cpu"
@@ -300,7 +300,7 @@ def _count_shared_bytes(config: DecoderConfig, num_parameters: int, run: RunConf
 
 
 def read_memory_bytes() -> tuple[int, int]:
-    """(available, total), both bounded by the cgroup's limit."""
+    """Return (available, total) memory in bytes, both bounded by the cgroup's limit."""
     lines = [line.split() for line in read_kernel_file("/proc/meminfo").splitlines()]
     kib = {words[0].rstrip(":"): int(words[1]) for words in lines}
     available, total = kib["MemAvailable"] * 1024, kib["MemTotal"] * 1024
@@ -311,7 +311,7 @@ def read_memory_bytes() -> tuple[int, int]:
 
 
 def read_kernel_file(path: str) -> str:
-    """The file's text; empty if the kernel lacks that interface."""
+    """Return the file's text; empty if the kernel lacks that interface."""
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -319,10 +319,10 @@ def read_kernel_file(path: str) -> str:
 
 
 def _check_space(checkpoint: Path, run_folder: Path, run: RunConfig) -> CheckedInput:
-    """Weights in shared memory, and checkpoints on disk: those of the cold start, the last step, the best one
-    and one being written.
+    """Check the space for weights in shared memory, and for checkpoints on disk: the cold start's, the last, the best
+    one, and the checkpoint being written.
 
-    The checkpoints of a run that resumes take no further space.
+    A resumed run needs no further space for the checkpoints that it has.
     """
     num_parameters = count_parameters(checkpoint)
     parameter_bytes = num_parameters * _FLOAT32_BYTES
@@ -330,9 +330,9 @@ def _check_space(checkpoint: Path, run_folder: Path, run: RunConfig) -> CheckedI
     existing = next(path for path in (run_folder.absolute(), *run_folder.absolute().parents) if path.exists())
     versions, kept = run.num_weight_versions, run.learner.checkpoints.keep
     folders = f" and {count} in folders for servers" if (count := count_folders(run)) else ""
-    kept += 2 if run.evaluation.saves_evaluated_steps else 0  # the best one, and the one in evaluation
+    kept += 2 if run.evaluation.saves_evaluated_steps else 0  # the best checkpoint, and the one in evaluation
     copies = (kept + 3) * _SAVED_COPIES
-    if run.learner.lora.rank:  # exported models; the frozen weights are saved once
+    if run.learner.lora.rank:  # only exported models multiply; the frozen weights are saved once
         copies = kept + 3 + _SAVED_COPIES
     needs = {
         "/dev/shm": (
@@ -359,7 +359,7 @@ def _check_space(checkpoint: Path, run_folder: Path, run: RunConfig) -> CheckedI
 
 
 def find_compiler(device: str) -> str:
-    """The path of the compiler that torch needs. Raises UnusableInput without one, or without the headers of Python.
+    """Return the path of the compiler that torch needs. Raises UnusableInput without it or without Python's headers.
 
     On a CPU, torch compiles its C++ code with $CXX, by default g++. For a GPU, Triton compiles the C code that starts its
     kernels, with $CC, gcc or clang.

@@ -1,4 +1,4 @@
-"""Checks of the user's code: it is loaded in another process, as a run loads it."""
+"""These checks load the user's code in another process, as a run loads it."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ class CheckedInput(NamedTuple):
 
 
 def check_task(task: TaskConfig, descriptions: dict[str, TaskDescription]) -> CheckedInput:
-    """Describes the task in another process, and adds the description to `descriptions`."""
+    """Describe the task in another process, and add the description to `descriptions`."""
     found = run_host(replace(task, reward=RewardConfig()), f"{task.key_prefix}import", f"{task.key_prefix}parameters")
     description = msgspec.json.decode(found, type=TaskDescription)
     reward, dialogue = task.get_reward(), task.get_dialogue()
@@ -44,7 +44,7 @@ def check_task(task: TaskConfig, descriptions: dict[str, TaskDescription]) -> Ch
 
 
 def describe_tasks(run: RunConfig, name: str = "") -> dict[str, TaskDescription]:
-    """Of the task `name`, or of all tasks. Raises UnusableInput with the key."""
+    """Describe the task `name`, or all tasks. Raises UnusableInput with the key."""
     descriptions: dict[str, TaskDescription] = {}
     for task in run.resolved_tasks:
         if name not in ("", task.name):
@@ -66,7 +66,7 @@ def check_reward_function(task: TaskConfig, name: str, spec: str) -> CheckedInpu
 
 
 def list_references(run: RunConfig) -> Mapping[str, Mapping[str, object]]:
-    """By key: the tables of the configuration that may have references to environment variables."""
+    """Return, by key, the tables of the configuration that may have references to environment variables."""
     tables: dict[str, Mapping[str, object]] = {}
     for task in run.resolved_tasks:
         tables |= {f"{task.key_prefix}parameters": task.parameters, f"{task.key_prefix}variables": task.variables}
@@ -78,9 +78,9 @@ def check_references(table: Mapping[str, object], key: str) -> CheckedInput:
 
 
 def run_host(task: TaskConfig, *keys: str) -> str:
-    """Loads the task's code in another process, and returns the last line that it prints. Raises UnusableInput,
+    """Load the task's code in another process, and return the last line that it prints. Raises UnusableInput,
     without the first of `keys` in its text."""
-    command = build_host_command(task, DEFAULT_TASK, "")  # loads all that the settings name
+    command = build_host_command(task, DEFAULT_TASK, "")  # the host loads all code that the settings name
     if task.python and not Path(task.python).is_file():
         raise UnusableInput(f"{task.key_prefix}python: {task.python}: no such file")
     return _run_program(command.build_arguments(), command.build_environment(), keys, command.build_input())
@@ -96,7 +96,7 @@ def check_import_path(key: str, spec: str, known: Sequence[str]) -> CheckedInput
 def _run_program(
     command: Sequence[str], environment: Mapping[str, str] | None, keys: Sequence[str], content: bytes = b""
 ) -> str:
-    """`content`: of the program's stdin."""
+    """Run the program with `content` as its stdin, and return its last line of output."""
     found = subprocess.run(command, input=content, capture_output=True, env=environment)
     if found.returncode:
         last_line = found.stderr.decode(errors="replace").strip().rpartition("\n")[2]

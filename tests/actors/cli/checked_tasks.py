@@ -1,4 +1,4 @@
-"""Code and rows of the tasks that `asterism task check` tries in tests."""
+"""These tasks, with code and rows, are input of `asterism task check` in tests."""
 
 CODE = '''
 import asyncio, subprocess, threading, time

@@ -1,4 +1,4 @@
-"""Compares printed output with the text files in golden/.
+"""Printed output is compared with the text files in golden/.
 
 `UPDATE_GOLDEN=1 pytest ...` rewrites the files; read their diff before you commit it.
 """
@@ -10,7 +10,7 @@ GOLDEN_FOLDER = Path(__file__).parent / "golden"
 
 
 def assert_matches_golden(name: str, text: str) -> None:
-    """`name`: of a file in golden/, without `.txt`. Trailing spaces of a line do not count."""
+    """Compare the text with golden/NAME.txt. Trailing spaces of a line do not count."""
     path = GOLDEN_FOLDER / f"{name}.txt"
     stripped = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
     if os.environ.get("UPDATE_GOLDEN"):

@@ -1,4 +1,4 @@
-"""`asterism config`: all keys with values and descriptions."""
+"""`asterism config` prints all keys with values and descriptions."""
 
 import io
 import re

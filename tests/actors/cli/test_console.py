@@ -1,4 +1,4 @@
-"""Displayed text of programs, the model and files has no control sequences; a command ends quietly without its output."""
+"""Displayed text has no control sequences; a command without a reader ends without a traceback."""
 
 import asyncio
 import contextlib
@@ -62,7 +62,7 @@ Show = Callable[[RunFolder, Console], None]
 
 
 def record_hostile_run(path: Path, output: str) -> RunFolder:
-    """The question's name, the model, the tool and the grader's executor all use control sequences."""
+    """Record a run: the question's name, the model, the tool and the grader's executor use control sequences."""
     recording = Recording(RunFolder(path))
     recording.begin()
     recording.tell("rollout-0", start_group(problem=f"q{HOSTILE}", ground_truth=HOSTILE), "head/buffer")
@@ -192,7 +192,7 @@ def test_a_command_without_a_reader_or_with_a_full_disk_ends_without_a_traceback
 @pytest.mark.slow
 def test_pictures_need_no_writable_home(tmp_path: Path) -> None:
     """A container may run as a user without a home."""
-    (tmp_path / "home").write_text("")  # no folder
+    (tmp_path / "home").write_text("")  # a file instead of a folder
     program = (
         "import sys; sys.argv[1:] = ['--version']\n"
         "from asterism.actors.cli.main import main\n"

@@ -1,4 +1,4 @@
-"""Runs over two nodes on loopback: `asterism run` and `asterism join` as real processes."""
+"""`asterism run` and `asterism join` run as real processes of two nodes on loopback."""
 
 import socket
 import subprocess
@@ -33,7 +33,7 @@ def key(tmp_path: Path) -> Path:
 
 
 def free_port() -> int:
-    """A run's first port; it and the node's first port, 100 after it, are free."""
+    """Return a run's first port; it and the node's first port, 100 after it, are free."""
     for port in range(31_000, 60_000, 100):
         if _is_free(port) and _is_free(port + 100):
             return port
@@ -138,7 +138,7 @@ def test_an_occupied_port_is_reported_and_the_other_nodes_folder_is_kept(key: Pa
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_node_with_another_key_gets_no_answer(tmp_path: Path, key: Path) -> None:
+def test_a_node_with_another_key_receives_no_answer(tmp_path: Path, key: Path) -> None:
     port = free_port()
     other = generate_key(tmp_path / "others")
     with launch(tmp_path, *cluster(key, port)) as run, joined(port, other, "--patience", "8") as node:

@@ -1,4 +1,4 @@
-"""`asterism join`: output and exit code for each end of a membership."""
+"""`asterism join` has an output and an exit code for each end of a membership."""
 
 import io
 from pathlib import Path
@@ -20,7 +20,7 @@ JOINING = JoinOptions(
 
 
 def joined(monkeypatch: pytest.MonkeyPatch, *endings: NodeEnding | Exception) -> tuple[int, list[str]]:
-    """Exit code and output of a node with these successive memberships."""
+    """Return exit code and output of a node with these successive memberships."""
     remaining = list(endings)
 
     async def take_part(*_: object) -> NodeEnding:
@@ -84,7 +84,7 @@ def test_a_port_without_99_ports_after_it_is_refused(port: int) -> None:
         choose_own_address(JOINING.head_address, "10.0.0.2", port)
 
 
-def test_the_own_address_defaults_to_the_runs_host_and_port() -> None:
+def test_the_node_s_own_address_defaults_to_the_runs_host_and_port() -> None:
     at = TcpAddress("127.0.0.1", 29_600)
     assert choose_own_address(at, "", 0) == at
     assert choose_own_address(at, "10.0.0.2", 29_700) == JOINING.own_address

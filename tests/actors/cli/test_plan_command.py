@@ -1,4 +1,4 @@
-"""`asterism plan`: from a folder that has only config.json, for named machines or this one."""
+"""`asterism plan` reads a folder that has only config.json, and plans for named machines or this one."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ ONE_H100 = ("--gpu", "h100", "--gpus", "1")
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Callable[..., Result]:
-    """Invokes the command for the configuration of one GPU."""
+    """Return a function that invokes the command for the configuration of one GPU."""
     (tmp_path / "config.json").write_text(json.dumps(QWEN3["1.7B"]))
 
     def invoke(*arguments: str) -> Result:
@@ -87,7 +87,7 @@ def test_wrong_machines_are_refused(options: PlanOptions, message: str) -> None:
     assert str(refused.value) == message
 
 
-def test_the_sizes_of_a_node_are_those_of_this_machine_unless_they_are_given() -> None:
+def test_sizes_of_a_node_default_to_those_of_this_machine() -> None:
     run = load_run(ROOT / "configs/tiny.toml")
     here = choose_machines(run, PlanOptions())
     assert (here.gpus, here.gpu, here.cpu) == (0, None, None)

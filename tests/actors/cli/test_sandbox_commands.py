@@ -1,4 +1,4 @@
-"""`asterism sandbox` over real processes with the process backend."""
+"""`asterism sandbox` runs over real processes with the process backend."""
 
 import asyncio
 import contextlib
@@ -79,7 +79,7 @@ def test_clients_of_a_served_sandbox_are_separate_and_no_socket_remains(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_server_forgets_its_clients_and_ends_without_its_sockets(
+def test_a_server_removes_ended_clients_and_ends_without_its_sockets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path.chmod(0o700)
@@ -95,7 +95,7 @@ def test_a_server_forgets_its_clients_and_ends_without_its_sockets(
                 descriptors.append(count_descriptors())
             elif number % 2:
                 await client.__aexit__(None, None, None)
-            else:  # like a killed client
+            else:  # ends like a killed client
                 client._receive_task.cancel()  # pyright: ignore[reportPrivateUsage]
                 client._watch_task.cancel()  # pyright: ignore[reportPrivateUsage]
                 await client._bus.close()  # pyright: ignore[reportPrivateUsage]

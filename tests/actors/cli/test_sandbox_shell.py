@@ -1,4 +1,4 @@
-"""`asterism sandbox shell`: cell boundaries and printed results."""
+"""`asterism sandbox shell` finds the boundaries of cells and prints results."""
 
 import asyncio
 import io
@@ -12,7 +12,7 @@ from asterism.sandbox.contract import CodeResult, SandboxFailure
 
 
 class Notebook:
-    """Prints each cell; the cell `break` is an infrastructure failure."""
+    """A notebook that prints each cell; the cell `break` is an infrastructure failure."""
 
     def __init__(self) -> None:
         self.calls: list[CodeRequested] = []
@@ -52,7 +52,7 @@ def test_a_cell_is_complete_as_at_pythons_prompt(typed: str, cells: list[str], m
     assert [call.call for call in notebook.calls] == list(range(len(cells)))
 
 
-def test_all_cells_share_one_notebook_that_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_cells_share_one_notebook_that_is_ended_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     notebook, _ = conversed("1\n2\n", monkeypatch)
     assert {call.trajectory_id for call in notebook.calls} == set(notebook.ended)
     assert len(notebook.ended) == 1

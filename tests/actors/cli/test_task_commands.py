@@ -1,4 +1,4 @@
-"""`asterism task check`: exact findings for small tasks, in host processes."""
+"""`asterism task check` has exact findings for small tasks, in host processes."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with code and rows."""
+    """Return the current folder, with code and rows."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sandbox_commands, "suppress_logs", lambda: None)
     (tmp_path / "counting.py").write_text(CODE)
@@ -33,7 +33,7 @@ def write_rows(*rows: dict[str, Any]) -> None:
 
 
 def check(*arguments: str) -> tuple[int, str, dict[str, Any]]:
-    """Exit code, output, and the JSON."""
+    """Return exit code, output, and the JSON."""
     result = CliRunner().invoke(app, ["task", "check", *arguments, "--json", "check.json"], env={"COLUMNS": "200"})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -41,7 +41,7 @@ def check(*arguments: str) -> tuple[int, str, dict[str, Any]]:
 
 
 def find(name: str, *arguments: str) -> list[tuple[str, str, str]]:
-    """Status, subject and detail of the findings; each has a remedy, and the exit code fits them."""
+    """Return status, subject and detail of the findings; each has a remedy, and the exit code fits them."""
     exit_code, _, checked = check(f"counting.py:{name}", "--data", "rows.jsonl", *arguments)
     findings = [(each["status"], each["subject"], each["detail"]) for each in checked["findings"]]
     assert all(each["remedy"].endswith(".") for each in checked["findings"])
@@ -71,7 +71,7 @@ def test_tools_are_called_with_wrong_and_right_arguments_and_the_answers_are_gra
     assert "ok    no problems" in output
 
 
-def test_an_environment_of_trl_gives_the_end_of_the_prompt_and_the_reward() -> None:
+def test_an_environment_of_trl_appends_text_to_the_prompt_and_gives_the_reward() -> None:
     exit_code, output, checked = check("counting.py:Counter", "--data", "rows.jsonl", "--set", "parameters.low=10")
     assert (exit_code, checked["findings"], checked["is_replayable"]) == (0, [], True)
     prompt = checked["prompts"][2]
@@ -111,7 +111,7 @@ def test_a_tool_with_a_sandbox_runs_programs() -> None:
 # ---------------------------------------------------------------- attacks
 
 
-def test_a_reward_for_texts_that_contain_the_truth_passes_answers_that_solve_nothing() -> None:
+def test_a_reward_for_texts_that_contain_the_truth_lets_attacks_pass() -> None:
     arguments = (
         "counting.py:TOOLS",
         "--data",

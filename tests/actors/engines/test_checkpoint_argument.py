@@ -1,4 +1,4 @@
-"""The argument that names a model on a command line."""
+"""The checkpoint argument names a model on a command line."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from asterism.configs.run_folder import RunFolder
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """runs/demo in the current folder, with models of the steps 0, 2 and 10; step 20 has only the learner's state."""
+    """Make runs/demo in the current folder: models of steps 0, 2 and 10; step 20 has only the learner's state."""
     monkeypatch.chdir(tmp_path)
     folder = RunFolder(Path("runs/demo"))
     for step in (0, 2, 10, 20):
@@ -35,13 +35,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 
 @pytest.mark.parametrize("text", ["demo", "runs/demo", "demo:10", "runs/demo:step_000010", "demo:last"])
-def test_a_run_is_its_newest_model_or_that_of_a_step(text: str, run: RunFolder) -> None:
+def test_a_run_stands_for_its_newest_model_and_a_step_for_its_own(text: str, run: RunFolder) -> None:
     expected = CheckpointArgument(text, run.get_checkpoint_path(10), run, 10)
     assert parse_checkpoint_argument(text) == expected
     assert list_exported_steps(run) == [0, 2, 10]
 
 
-def test_the_best_step_is_that_of_the_evaluations(run: RunFolder) -> None:
+def test_the_best_step_is_read_from_the_evaluations(run: RunFolder) -> None:
     with pytest.raises(
         UnusableInput, match=r"demo:best: the run has no best.json .*; runs/demo has the steps 0, 2, 10"
     ):
@@ -57,7 +57,7 @@ def test_a_folder_of_a_checkpoint_belongs_to_its_run(run: RunFolder) -> None:
     assert found.run.path == run.path.resolve()
 
 
-def test_a_folder_of_a_checkpoint_is_its_step_also_without_weights(run: RunFolder) -> None:
+def test_a_checkpoint_folder_is_found_as_a_step_also_without_weights(run: RunFolder) -> None:
     text = str(run.get_checkpoint_path(20))
     found, folder = find_run_step(text), find_run_folder(text)
     assert (found.run.path, found.step) == (run.path.resolve(), 20)
@@ -87,11 +87,11 @@ def test_a_transformers_folder_and_a_url_belong_to_no_run(run: RunFolder, tmp_pa
         ("demo:20", "no exported model of step 20"),
         ("demo:newest", 'expected a number, "last" or "best" after the colon; runs/demo has the steps 0, 2, 10'),
         ("runs/demo/checkpoints/step_000020", r"has no exported model .*; .*runs/demo has the steps 0, 2, 10"),
-        ("runs", "runs: has neither config.json, as a model, nor config.toml, as a run"),
+        ("runs", r"runs: is neither a model's folder \(config.json\) nor a run's \(config.toml\)"),
         ("staged", "runs/staged: has several stages; name one of them: runs/staged/1_short$"),
         ("ftp://host", "ftp://host: expected the URL of a server"),
     ],
 )
-def test_an_unusable_argument_is_explained(text: str, message: str, run: RunFolder) -> None:
+def test_an_unusable_argument_is_refused_with_the_cause(text: str, message: str, run: RunFolder) -> None:
     with pytest.raises(UnusableInput, match=message):
         parse_checkpoint_argument(text)

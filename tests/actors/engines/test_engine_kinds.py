@@ -1,4 +1,4 @@
-"""A kind of engine is one record of a table and a package: shown with a package that no other code knows."""
+"""A kind of engine needs one record of a table and a package: this package is unknown to all other code."""
 
 import asyncio
 import pkgutil
@@ -80,7 +80,7 @@ def list_machine_checks(run, checkpoint):
 
 @pytest.fixture(autouse=True)
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package `vllm_kind` in a folder of its own, and its record."""
+    """Write the package `vllm_kind` in a separate folder, and add its record."""
     folder = tmp_path / "packages" / "vllm_kind"
     folder.mkdir(parents=True)
     for name, text in {"__init__": KIND, "vllm_factory": FACTORY, "vllm_checks": CHECKS}.items():

@@ -1,4 +1,4 @@
-"""An engine's probe: one greedy token after each prompt, and nothing if the engine fails or generates with other weights."""
+"""An engine's probe has one greedy token after each prompt, and none if the engine fails or has other weights."""
 
 import pytest
 from msgspec.structs import replace

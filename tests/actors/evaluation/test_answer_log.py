@@ -1,4 +1,4 @@
-"""The log of answers in the head process: each answer once, as the rollout and its grader saw it."""
+"""The head's log of answers has each answer once, as the rollout and its grader handled it."""
 
 from collections.abc import Sequence
 from errno import ENOSPC
@@ -51,7 +51,7 @@ def make_rules(**changes: Any) -> Rules:
 
 
 def make_record(*parts: tuple[str, bool]) -> TokenRecord:
-    """A prompt of one token, and parts of the response: text, and whether the model generated it."""
+    """Make a record from a prompt of one token, and parts of the response: text, and whether the model generated it."""
     encoded = [(TOKENIZER.encode(text, trusted=True), generated) for text, generated in parts]
     ids = [0, *(token for tokens, _ in encoded for token in tokens)]
     mask = bytes([0]) + b"".join(bytes([generated]) * len(tokens) for tokens, generated in encoded)
@@ -65,7 +65,7 @@ def end_with(record: TokenRecord, **changes: Any) -> TrajectoryFinished:
 ANSWER = make_record(("a <tool_call>x</tool_call>", True), ("42", False), (r"<answer>\boxed{4}</answer>", True))
 
 
-def test_the_answer_is_that_of_the_last_turn_and_the_response_is_split_into_turns() -> None:
+def test_the_answer_is_taken_from_the_last_turn_and_the_response_is_split_into_turns() -> None:
     assert extract_answer(make_rules(), end_with(ANSWER)) == "4"
     turns = split_turns(make_rules(), ANSWER)
     assert [(turn.role, turn.text) for turn in turns] == [
@@ -94,7 +94,7 @@ class World:
         self.start()
 
     def start(self) -> None:
-        """A new head process."""
+        """Start as a new head process."""
         self.log = AnswerLog(self.path, {"": make_rules()}, SuccessRule(), has_dialogues=True)
 
         def on_decision(now: float, event: AnyMessage, effects: Sequence[Send]) -> None:
@@ -137,8 +137,8 @@ async def test_a_head_that_recovers_writes_each_answer_once_and_replaces_failure
     assert world.seen.count(REQUEST) == 2
 
 
-async def test_an_answer_that_cannot_be_written_is_not_lost_silently(tmp_path: Path) -> None:
-    """Its record is unreadable."""
+async def test_the_error_of_an_unwritable_answer_is_raised_by_the_next_calls(tmp_path: Path) -> None:
+    """The record of the answer is unreadable."""
     world = World(tmp_path / "answers.jsonl")
     broken = finish_group(0, 1.0)
     broken = replace(broken, record=replace(broken.record, token_ids=broken.record.token_ids[:-1]))

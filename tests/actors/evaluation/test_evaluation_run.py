@@ -1,5 +1,5 @@
-"""The configuration of `asterism eval`, from a checkpoint of a run, a model's folder or URLs, and from its options;
-folders that it refuses."""
+"""`asterism eval` makes its configuration from a run's checkpoint, a model's folder or URLs, and from its options; it
+refuses unusable folders."""
 
 from errno import ENOSPC
 from pathlib import Path
@@ -48,7 +48,7 @@ def write_questions(path: Path, count: int = 3) -> Path:
 
 @pytest.fixture
 def trained(tmp_path: Path) -> RunFolder:
-    """A run with a checkpoint after 40 steps."""
+    """Make a run with a checkpoint after 40 steps."""
     folder = RunFolder(tmp_path / "runs" / "trained")
     write_model(folder.get_checkpoint_path(40))
     write_questions(folder.data / "test.jsonl")
@@ -60,7 +60,7 @@ def build(target: Path | str, *settings: str, **options: Any) -> RunConfig:
     return build_evaluation_setup(EvalOptions([str(target)], settings, **options)).run
 
 
-def test_an_evaluation_has_the_run_s_settings_and_no_training(trained: RunFolder, tmp_path: Path) -> None:
+def test_an_evaluation_has_the_settings_of_the_run_and_no_training(trained: RunFolder, tmp_path: Path) -> None:
     file = write_questions(tmp_path / "aime.jsonl", 30)
     run = build(trained.path, f"aime24={file}", samples=32)
     assert (run.name, run.runs_folder) == ("eval-trained-40", str(tmp_path / "runs"))
@@ -74,7 +74,7 @@ def test_an_evaluation_has_the_run_s_settings_and_no_training(trained: RunFolder
     assert (found.name, found.data, found.questions, found.samples) == ("aime24", str(file), 30, 32)
 
 
-def test_without_a_set_the_questions_are_those_of_the_run(trained: RunFolder) -> None:
+def test_without_a_set_the_questions_of_the_run_are_asked(trained: RunFolder) -> None:
     (unnamed,) = build(trained.path).resolved_evaluation_sets
     assert (unnamed.name, unnamed.data, unnamed.samples) == ("", str(trained.data / "test.jsonl"), 1)
     (named,) = build(trained.path, samples=4, questions=2).resolved_evaluation_sets
@@ -120,7 +120,7 @@ def test_queues_hold_all_answers(trained: RunFolder, tmp_path: Path) -> None:
     assert build(trained.path, f"many={file}", samples=32).bus.queue_messages == 4 * 32 * 2000
 
 
-def test_keys_of_the_configuration_differ_from_names_of_sets() -> None:
+def test_keys_of_the_configuration_and_names_of_sets_are_distinguished() -> None:
     settings = ["aime24=a.jsonl", "seed=3", "stages.a.seed=2", "amc=~/b.jsonl", " gpqa.diamond=c.jsonl"]
     files, overrides = split_settings(settings)
     paths = Path.cwd() / "a.jsonl", Path("~/b.jsonl").expanduser(), Path.cwd() / "c.jsonl"
@@ -138,7 +138,7 @@ def test_a_name_that_no_set_of_a_configuration_may_have_is_refused(name: str) ->
         split_settings([f"{name}=a.jsonl"])
 
 
-def test_a_limit_that_the_run_would_hide_is_refused_with_the_key_that_decides(
+def test_a_limit_that_the_run_would_override_is_refused_with_the_effective_key(
     trained: RunFolder, tmp_path: Path
 ) -> None:
     rows = f"rows={write_questions(tmp_path / 'rows.jsonl')}"
@@ -165,7 +165,7 @@ def test_a_model_without_a_run_has_the_defaults_and_the_given_keys(tmp_path: Pat
     assert (run.name, run.runs_folder, run.dialogue.max_turns) == ("eval-qwen", str(tmp_path), 3)
 
 
-def test_each_url_is_a_server_of_its_own(tmp_path: Path) -> None:
+def test_each_url_is_a_separate_server(tmp_path: Path) -> None:
     file = write_questions(tmp_path / "rows.jsonl")
     urls = ["http://10.0.0.1:30000/", "http://10.0.0.2:30000"]
     run = build_evaluation_setup(EvalOptions(urls, [f"rows={file}", "model.checkpoint=/model"])).run
@@ -174,7 +174,7 @@ def test_each_url_is_a_server_of_its_own(tmp_path: Path) -> None:
     assert (run.name, run.model.checkpoint) == ("eval-10.0.0.1-30000", "/model")
 
 
-def test_urls_with_a_path_are_servers_with_openai_s_api(trained: RunFolder, tmp_path: Path) -> None:
+def test_urls_with_a_path_belong_to_servers_with_openai_s_api(trained: RunFolder, tmp_path: Path) -> None:
     urls = ["http://10.0.0.1:8000/v1/", "https://models.example/api/v1"]
     server = ServerOptions(tmp_path / "tokenizer", "qwen", "MY_KEY")
     setup = build_evaluation_setup(EvalOptions(urls, ["engine.max_running=8"], trained.config, server=server))
@@ -201,14 +201,12 @@ def test_a_server_that_does_not_respond_is_named() -> None:
 @pytest.mark.parametrize(
     ("targets", "server", "message"),
     [
-        (["http://h:1"], ServerOptions(model="qwen"), "--model: it is for URLs of OpenAI's API"),
-        (["RUN"], ServerOptions(api_key_variable="KEY"), "--api-key-variable: it is for URLs"),
+        (["http://h:1"], ServerOptions(model="qwen"), "--model: use the flag with URLs of OpenAI's API"),
+        (["RUN"], ServerOptions(api_key_variable="KEY"), "--api-key-variable: use the flag with URLs"),
         (["RUN"], ServerOptions(tokenizer=Path("folder")), "--tokenizer folder: a checkpoint has its own"),
     ],
 )
-def test_options_of_servers_need_servers(
-    trained: RunFolder, targets: list[str], server: ServerOptions, message: str
-) -> None:
+def test_server_options_need_urls(trained: RunFolder, targets: list[str], server: ServerOptions, message: str) -> None:
     named = [str(trained.path) if each == "RUN" else each for each in targets]
     with pytest.raises(UnusableInput, match=message):
         build_evaluation_setup(EvalOptions(named, server=server))
@@ -253,7 +251,7 @@ def run_command(target: Path, *, resume: bool = False, overwrite: bool = False, 
 
 
 def test_the_run_with_the_weights_and_other_runs_that_train_are_not_overwritten(trained: RunFolder) -> None:
-    with pytest.raises(UnusableInput, match=r"runs/trained: has the checkpoint to evaluate; .* with --name"):
+    with pytest.raises(UnusableInput, match=r"runs/trained: contains the checkpoint to evaluate; .* with --name"):
         run_command(trained.path, name="trained", overwrite=True)
     other = RunFolder(trained.path.parent / "other")
     other.path.mkdir()
@@ -288,7 +286,7 @@ def test_a_disk_that_is_full_when_results_are_written_ends_the_command_with_a_hi
 # ---------------------------------------------------------------- weights and questions
 
 
-def test_skipped_questions_of_a_limited_set_are_those_before_its_last_one() -> None:
+def test_only_questions_before_the_last_one_of_a_limited_set_count_as_skipped() -> None:
     names = ["a", "b", "c", "d"]
     assert find_over_limit(names, {"a", "c"}, 2) == ["b"]
     assert find_over_limit(names, {"a", "c"}, 3) == ["b", "d"]

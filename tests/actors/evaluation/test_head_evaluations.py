@@ -1,4 +1,4 @@
-"""The figures that the head adds to the line of an evaluation."""
+"""The head adds these figures to the line of an evaluation."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -32,7 +32,7 @@ EASY = AnswerRecord(
 
 
 class Answers:
-    """In the place of the log: the first of two questions is over the limit, the other always correct."""
+    """A replacement of the log: the first of two questions is over the limit, the other is always correct."""
 
     async def list_answers(self, label: str, version: int) -> list[AnswerRecord]:
         return [EASY, msgspec.structs.replace(EASY, sample=1, seed=2)]

@@ -1,4 +1,4 @@
-"""Fixtures: the inputs of a run, complete and to be damaged."""
+"""These fixtures are the inputs of a run, complete and to be damaged."""
 
 import shutil
 from pathlib import Path
@@ -10,8 +10,8 @@ from tests.actors.launch.run_inputs import QUESTION
 
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, a tokenizer and a file of questions."""
-    from tests.engine.learner.training_examples import write_initial_checkpoint  # torch: other tests start faster
+    """Make a folder with a model, a tokenizer and a file of questions."""
+    from tests.engine.learner.training_examples import write_initial_checkpoint  # torch is slow to import
 
     folder = tmp_path_factory.mktemp("complete")
     write_initial_checkpoint(folder / "model")

@@ -1,4 +1,4 @@
-"""Runs with a model, a tokenizer and a file of questions in one folder."""
+"""These runs have a model, a tokenizer and a file of questions in one folder."""
 
 from pathlib import Path
 

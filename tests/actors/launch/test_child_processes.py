@@ -1,4 +1,4 @@
-"""The child processes of a launcher: start, exit reasons, and kills of whole process groups."""
+"""A launcher's child processes: start, exit reasons, and kills of whole process groups."""
 
 import asyncio
 import os
@@ -74,7 +74,7 @@ async def test_the_exit_reason_replaces_output_that_a_full_disk_lost(children: C
         assert await children.wait_for_exit("one", 30.0)
         assert read_exit_reason(child.output_path, child.exit_reason_path) == ""
         assert not is_unusable_exit(1, child)
-        reason_path.write_bytes(b'{"text":"metr')  # the process was killed
+        reason_path.write_bytes(b'{"text":"metr')  # a kill during the write left this
         assert read_exit_reason(child.output_path, child.exit_reason_path) == ""
         reason_path.unlink()
         write_exit_reason(folder, "one", ExitReason("metrics.jsonl: No space left on device"))
@@ -107,7 +107,7 @@ async def test_a_child_is_killed_with_its_process_group(children: ChildProcesses
     wait_for_end(grandchild)
     assert child.process.returncode == -signal.SIGKILL
     assert [(entry["event"], entry["name"]) for entry in logged] == [("process.killed", "one")]
-    await children.kill("one")  # killing a dead child has no effect
+    await children.kill("one")  # a kill of a dead child has no effect
 
 
 async def test_a_child_with_a_cancelled_start_can_still_be_killed(children: ChildProcesses) -> None:

@@ -1,4 +1,4 @@
-"""Claiming a run's folder: new, resumed, overwritten, or refused with the flag that helps."""
+"""A claim of a run's folder: new, resumed, overwritten, or refused with the flag that helps."""
 
 import errno
 import os
@@ -37,7 +37,7 @@ def claim(run: RunConfig, *, resume: bool = False, overwrite: bool = False) -> P
 
 
 def begin(run: RunConfig) -> Path:
-    """The folder of a run that has a checkpoint."""
+    """Make the folder of a run that has a checkpoint."""
     path = claim(run)
     (path / "checkpoints" / "step_000000").mkdir(parents=True)
     return path
@@ -104,7 +104,7 @@ def test_a_finished_run_is_not_resumed(tmp_path: Path) -> None:
         claim(run_in(tmp_path))
 
 
-def test_an_evaluation_is_finished_with_its_results_and_the_suggested_name_keeps_its_step(tmp_path: Path) -> None:
+def test_an_evaluation_is_finished_when_it_has_results_and_the_suggested_name_keeps_its_step(tmp_path: Path) -> None:
     run = run_in(tmp_path, name="eval-r-40", evaluation=EvaluationConfig(only=True))
     (claim(run) / "results.json").write_text("{}")
     with pytest.raises(RunFolderError, match="is finished; --name eval-r-40-2 starts another run"):
@@ -236,7 +236,7 @@ except RunFolderError as error:
 )
 def test_a_full_disk_and_a_read_only_folder_are_named(tmp_path: Path, options: str, message: str) -> None:
     script = CLAIM.format(options=options, folder=str(tmp_path))
-    unshare = ["unshare", "--user", "--map-root-user", "--mount"]  # needs no privileges
+    unshare = ["unshare", "--user", "--map-root-user", "--mount"]  # a user namespace needs no privileges
     done = subprocess.run([*unshare, sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert str(tmp_path) in done.stdout

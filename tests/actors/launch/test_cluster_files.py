@@ -1,4 +1,4 @@
-"""The files of docs/cluster.md that start a cluster: the Slurm script, the manifest, and the torchrun command."""
+"""The files of docs/cluster.md start a cluster: the Slurm script, the manifest, and the torchrun command."""
 
 import itertools
 import os
@@ -30,7 +30,7 @@ def check_syntax(script: str) -> None:
 
 
 def parse_overrides(arguments: list[str]) -> RunConfig:
-    """The configuration that results from these arguments of `asterism run`."""
+    """Return the configuration that results from these arguments of `asterism run`."""
     overrides = [value for flag, value in itertools.pairwise(arguments) if flag == "--set"]
     return load_run(None, overrides)
 
@@ -55,7 +55,7 @@ class TestSlurm:
     def test_the_script_parses_in_bash(self):
         check_syntax(SBATCH.read_text())
 
-    def test_it_starts_one_task_per_node_and_configures_the_number_of_nodes(self, tmp_path: Path):
+    def test_the_script_starts_one_task_per_node_and_configures_the_number_of_nodes(self, tmp_path: Path):
         arguments_seen = self.submit(
             tmp_path, "configs/tiny.toml", "first", "--set", "learner.optimizer.lr=2e-4"
         ).stdout.splitlines()
@@ -66,7 +66,7 @@ class TestSlurm:
         assert (run.name, run.runs_folder, run.learner.optimizer.lr) == ("first", f"{tmp_path}/runs", 2e-4)
         assert (run.cluster.nodes, run.cluster.key) == (3, "/home/user/.asterism/cluster.key")
 
-    def test_it_resumes_an_existing_run(self, tmp_path: Path):
+    def test_the_script_resumes_an_existing_run(self, tmp_path: Path):
         assert "--resume" not in self.submit(tmp_path, "a.toml", "first").stdout.splitlines()
         (tmp_path / "runs" / "first").mkdir(parents=True)
         (tmp_path / "runs" / "first" / "config.toml").touch()
@@ -117,7 +117,7 @@ class TestKubernetes:
         secret = mounts["/etc/asterism"]["secret"]["secretName"]
         assert f"kubectl create secret generic {secret} --from-file=cluster.key" in GUIDE
 
-    def test_its_command_has_a_node_per_pod(self, tmp_path: Path, pod: dict[str, Any], environment: dict[str, str]):
+    def test_the_command_has_a_node_per_pod(self, tmp_path: Path, pod: dict[str, Any], environment: dict[str, str]):
         container = pod["containers"][0]
         for name in ("asterism", "install", "getent"):
             write_command(tmp_path, name)
@@ -137,26 +137,26 @@ class TestKubernetes:
 
 
 class TestGuide:
-    def test_its_commands_parse_in_bash(self):
+    def test_the_commands_parse_in_bash(self):
         blocks = re.findall(r"(?:^    .*\n)+", GUIDE, flags=re.MULTILINE)
         shell = [block for block in blocks if re.match(r" +(\.venv|cd|for|kubectl)", block)]
         assert len(shell) == 5
         for block in shell:
             check_syntax(block)
 
-    def test_every_override_in_its_commands_is_a_configuration_key(self):
+    def test_every_override_in_the_commands_is_a_configuration_key(self):
         overrides = re.findall(r"--set ([a-z_.]+=[^\s`]+)", GUIDE)
         assert len(overrides) > 6
         assert load_run(None, ["name=a", *overrides]).cluster.nodes == 4
 
-    def test_its_table_of_keys_matches_the_schema(self):
+    def test_the_table_of_keys_matches_the_schema(self):
         table = re.search(r"(?:^    [a-z_]+ = .*\n)+", GUIDE, flags=re.MULTILINE)
         assert table
         cluster = RunConfig(name="a").cluster
         assert tomllib.loads(table[0]) == {name: getattr(cluster, name) for name in cluster.__struct_fields__}
 
     @pytest.mark.slow
-    def test_its_torchrun_command_gives_each_node_a_rank(self):
+    def test_the_torchrun_command_gives_each_node_a_rank(self):
         line = re.search(r"torchrun (--nnodes 4 .*?)\\\n", GUIDE)
         assert line
         with socket.socket() as free:

@@ -1,4 +1,4 @@
-"""The command lines of a node's processes."""
+"""Command lines of a node's processes have these flags."""
 
 from pathlib import Path
 

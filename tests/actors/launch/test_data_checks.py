@@ -1,4 +1,4 @@
-"""Data files that a run refuses or warns of before it creates anything, each named by its key."""
+"""A run refuses unusable data files or warns of them before it creates anything, each named by its key."""
 
 import json
 import re
@@ -108,7 +108,7 @@ def test_answers_beyond_the_checked_ones_are_counted(inputs: Path, monkeypatch: 
     assert "3 further answers that are no numbers are not checked" in warning
 
 
-def test_of_a_long_file_the_first_rows_are_checked(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_rows_of_a_long_file_are_checked(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_checks, "_MAX_CHECKED_ROWS", 3)
     path = inputs / "train.jsonl"
     path.write_text("".join(f'{{"question": "What is 1 + {number}?", "answer": "2"}}\n' for number in range(5)) + "{")

@@ -1,4 +1,4 @@
-"""A run can only be resumed with the data files with which it began."""
+"""A run can only be resumed with the data files of its first start."""
 
 import shutil
 from pathlib import Path
@@ -17,7 +17,7 @@ ROW = '{{"question": "What is {0} plus {0}?", "answer": "{1}"}}\n'
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A file for each key, and a folder of parts for data.train."""
+    """Write a file for each key, and a folder of parts for data.train."""
     (tmp_path / "parts").mkdir()
     for number, name in enumerate(
         ("parts/a.jsonl", "parts/b.jsonl", "test.jsonl", "set.jsonl", "sft.jsonl", "val.jsonl")
@@ -65,8 +65,8 @@ def test_a_changed_digit_of_any_data_file_is_refused_with_file_key_and_remedy(da
     keep(data, *list_settings(data))
 
 
-def test_other_rows_of_another_number_are_refused(data: Path) -> None:
-    """Case resume-01 of the public bug reports: 3 rows, then 1 other row."""
+def test_a_file_with_another_number_of_rows_is_refused(data: Path) -> None:
+    """The file had 3 rows, and has 1 other row now (case resume-01 of the public bug reports)."""
     path = data / "parts" / "a.jsonl"
     path.write_text("".join(ROW.format(number, 2 * number) for number in range(3)))
     keep(data)
@@ -79,11 +79,11 @@ def test_a_new_or_lost_part_of_a_folder_is_refused(data: Path) -> None:
     keep(data)
     part = data / "parts" / "c.jsonl"
     shutil.copyfile(data / "parts" / "a.jsonl", part)
-    with pytest.raises(UnusableInput, match=r"c\.jsonl: data\.train has this file only since"):
+    with pytest.raises(UnusableInput, match=r"c\.jsonl: this file was added to data\.train since"):
         keep(data)
     part.unlink()
     (data / "parts" / "b.jsonl").unlink()
-    with pytest.raises(UnusableInput, match=r"b\.jsonl: data\.train has lost this file since"):
+    with pytest.raises(UnusableInput, match=r"b\.jsonl: this file was removed from data\.train since"):
         keep(data)
 
 

@@ -1,4 +1,4 @@
-"""The progress display, on a terminal and elsewhere."""
+"""The display shows progress on a terminal and elsewhere."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""When a child process with learner ranks counts as hung, and what the launcher reports. The clock is virtual."""
+"""A watch decides when a child process with learner ranks hangs, and reports the cause. The clock is virtual."""
 
 import asyncio
 import gc
@@ -20,7 +20,7 @@ from tests.simulation.processes import SimulatedProcess
 SETTINGS = SupervisionConfig(heartbeat_s=1.0, heartbeat_timeout_s=10.0, first_heartbeat_timeout_s=60.0)
 LEADER, FOLLOWER = RANKS = "learner rank 0", "learner rank 1"
 INCARNATION = 3
-LONG_AGO_S = 1e6  # before now, as the virtual clock cannot advance time.monotonic
+LONG_AGO_S = 1e6  # seconds before now: the virtual clock cannot advance time.monotonic
 
 
 class WatchedRanks:
@@ -34,7 +34,7 @@ class WatchedRanks:
         self.waiting = asyncio.create_task(self.watch.wait_for_exit(self.process))  # pyright: ignore[reportArgumentType]
 
     def run_operations(self, rank: str, *operations: tuple[str, float, float], incarnation: int = INCARNATION) -> None:
-        """Each: name, seconds since its start, limit."""
+        """Start operations, each with name, seconds since its start, and limit."""
         running = [RunningOperation(name, time.monotonic() - age_s, limit_s) for name, age_s, limit_s in operations]
         content = {"incarnation": incarnation, "operations": running}
         operations_path(self._folder, rank).write_bytes(msgspec.json.encode(content))
@@ -68,7 +68,7 @@ async def test_ranks_with_heartbeats_and_unlimited_operations_do_not_hang(folder
 
 
 async def test_a_long_watch_waits_for_its_process_once(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process object keeps the future of every wait until the process ends, also of a cancelled one."""
+    """A process object keeps the future of every wait until the process ends, also of a cancelled wait."""
     waits, wait = 0, SimulatedProcess.wait
 
     async def count_wait(self: SimulatedProcess) -> int | None:
@@ -86,7 +86,7 @@ async def test_a_long_watch_waits_for_its_process_once(folder: RunFolder, monkey
 
 @pytest.mark.slow
 @pytest.mark.real_clock
-async def test_a_watch_keeps_nothing_of_its_looks(tmp_path: Path) -> None:
+async def test_a_watch_keeps_no_futures_of_its_iterations(tmp_path: Path) -> None:
     settings = SupervisionConfig(heartbeat_s=0.001, heartbeat_timeout_s=600.0, first_heartbeat_timeout_s=600.0)
     process = await asyncio.create_subprocess_exec("sleep", "100")
     watching = asyncio.create_task(
@@ -119,7 +119,7 @@ async def test_a_rank_without_heartbeats_is_named_with_its_operations(folder: Ru
 
 
 @pytest.mark.parametrize("others", [(LEADER, INCARNATION), (FOLLOWER, INCARNATION - 1), ("generator-0", INCARNATION)])
-async def test_heartbeats_of_others_do_not_replace_those_of_a_rank(folder: RunFolder, others: tuple[str, int]) -> None:
+async def test_heartbeats_of_other_senders_do_not_count_for_a_rank(folder: RunFolder, others: tuple[str, int]) -> None:
     ranks = WatchedRanks(folder)
     await ranks.beat(RANKS, 1)
     sender, incarnation = others

@@ -1,4 +1,4 @@
-"""This host's address and interface, tested with its loopback network only."""
+"""The tests find this host's address and interface with its loopback network only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs that a run refuses before it creates anything, each named by its key."""
+"""A run refuses unusable inputs before it creates anything, each named by its key."""
 
 import json
 import shutil
@@ -189,7 +189,7 @@ def test_adapters_of_experts_are_refused_before_the_start(inputs: Path) -> None:
         list_input_checks(load(inputs, "learner.lora.rank=2"))["learner.lora.targets"]()
 
 
-def test_test_questions_are_not_needed_without_evaluation(inputs: Path) -> None:
+def test_without_evaluation_no_test_questions_are_needed(inputs: Path) -> None:
     check_inputs(load(inputs, "evaluation.questions=0", "data.test=none.jsonl"))
     with pytest.raises(UnusableInput, match=r"^data\.test: "):
         check_inputs(load(inputs, "data.test=none.jsonl"))
@@ -217,7 +217,7 @@ def test_a_full_disk_and_full_shared_memory_are_refused(inputs: Path, monkeypatc
         ("rl.advantage_estimator=nobodys.module:f", "no module nobodys"),
     ],
 )
-def test_a_wrong_plug_in_is_named_by_its_key(inputs: Path, setting: str, problem: str) -> None:
+def test_an_unusable_import_path_is_named_by_its_key(inputs: Path, setting: str, problem: str) -> None:
     (inputs / "plug_in.py").write_text("VALUE = 3\ndef give(rewards): return True\n")
     check_inputs(load(inputs, f"rl.group_filter={inputs}/plug_in.py:give"))
     with pytest.raises(UnusableInput) as raised:

@@ -1,4 +1,4 @@
-"""A node's rank in its cluster, from the environments of torchrun, srun and Kubernetes."""
+"""The environments of torchrun, srun and Kubernetes have a node's rank in its cluster."""
 
 import pytest
 
@@ -34,7 +34,7 @@ SRUN = {
     "SLURM_STEP_NUM_NODES": "4",
     "SLURM_STEP_NODELIST": "node[03-06]",
 }
-SHELL = {  # of `srun --pty bash`; with salloc the step is 4294967290
+SHELL = {  # variables of `srun --pty bash`; with salloc the step is 4294967290
     **BATCH_SCRIPT,
     "SLURM_NTASKS": "8",
     "SLURM_STEP_ID": "0",
@@ -59,7 +59,7 @@ def without(environment: dict[str, str], name: str) -> dict[str, str]:
     "environment",
     [
         {},
-        {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"},  # set by hand for another program
+        {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"},  # variables set by hand for another program
         BATCH_SCRIPT,
         SHELL,
         {**SHELL, "SLURM_STEP_ID": "4294967290"},

@@ -1,4 +1,4 @@
-"""A launch that ends before its processes are started, and write errors of its log."""
+"""A launch can end before its processes are started, or by a write error of its log."""
 
 import asyncio
 import errno
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
 
 
 def launch(folder: RunFolder, code: str, monkeypatch: pytest.MonkeyPatch) -> Coroutine[Any, Any, RunEnding]:
-    """A launch with `code` as its first process."""
+    """Return a launch with `code` as its first process."""
     run = replace(RunConfig(name="run"), tiny=TinyConfig())
     monkeypatch.setattr(CommandLines, "build_prepare_argv", lambda commands: [sys.executable, "-c", code])
     return Launcher(run, folder, RecordedDisplay(), launch=1, log_failure=LogWriteFailure()).launch()
@@ -73,7 +73,7 @@ async def test_an_interrupt_during_task_preparation_ends_the_run_without_leftove
     assert set(family(os.getpid())) <= before
 
 
-async def test_waiters_see_the_first_write_error_of_the_log_even_if_it_came_earlier() -> None:
+async def test_waiters_receive_the_first_write_error_of_the_log_even_if_it_came_earlier() -> None:
     failure = LogWriteFailure()
     early = asyncio.create_task(failure.wait())
     await asyncio.sleep(0)

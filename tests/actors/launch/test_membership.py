@@ -84,7 +84,7 @@ class Site:
 
 @pytest.fixture(params=[1])
 def site(tmp_path: Path, request: pytest.FixtureRequest) -> AbstractAsyncContextManager[Site]:
-    """The parameter is the number of nodes that train."""
+    """Open a site. The parameter is the number of nodes that train."""
 
     @asynccontextmanager
     async def open_site() -> AsyncIterator[Site]:
@@ -115,7 +115,7 @@ async def test_a_joining_node_gets_a_number_its_processes_and_all_addresses(site
     assert len({(each.host, each.port) for each in second.listeners}) == len(second.listeners)
 
 
-async def test_node_numbers_of_an_earlier_launch_are_not_reused_its_epochs_are_stale(
+async def test_node_numbers_of_an_earlier_launch_are_not_reused_and_its_epochs_are_stale(
     site: Site, tmp_path: Path
 ) -> None:
     await site.join(FIRST, SECOND)
@@ -137,14 +137,14 @@ async def test_a_node_without_heartbeats_is_removed_with_its_engines_and_executo
     cause = "node 1 left: no heartbeat for 7.0 s"
     lost = [EngineLeft(f"generator-{index}@1", cause, 2**31 - 1) for index in range(2)]
     assert await site.drain(ROLLOUT) == [*lost, ExecutorLeft("executor-0@1/1", cause)]
-    assert await site.drain(HEAD) == [lost[0], lost[0], lost[1], lost[1]]  # the arbiter and the recipe
+    assert await site.drain(HEAD) == [lost[0], lost[0], lost[1], lost[1]]  # the arbiter and the recipe each receive one
     departed = ("node@a", "generator-0@1", "generator-1@1", "executor-0@1")
     assert [change for change in await site.drain("node@b") if change != NodeHeartbeat()] == [
         MembershipChanged((), departed)
     ]
     assert site.address_book.departed == list(departed)
     assert not site.address_book.entries.keys() & set(departed)
-    await site.executors.on_joined(ExecutorJoined("executor-0@1/2", 1))  # it was in flight
+    await site.executors.on_joined(ExecutorJoined("executor-0@1/2", 1))  # the event was in flight
     assert await site.drain(ROLLOUT) == []
     watching.cancel()
 

@@ -1,4 +1,4 @@
-"""A node of a run from its join request to its end. The processes and the bus are simulated."""
+"""A node takes part in a run from its join request to its end. The processes and the bus are simulated."""
 
 import asyncio
 import errno
@@ -78,7 +78,7 @@ class Site:
         self.node = asyncio.create_task(join_once(self.options, self.lines.append, self.interrupted))
 
     async def receive(self) -> AnyMessage:
-        """The next message that is not a heartbeat."""
+        """Receive the next message that is not a heartbeat."""
         while isinstance(message := (await self.launcher.receive()).message, NodeHeartbeat):
             pass
         return message
@@ -136,7 +136,7 @@ async def test_a_node_runs_its_processes_until_the_run_is_over(site: Site) -> No
     assert all(process.returncode is not None for process in site.children.processes.values())
 
 
-async def test_its_address_book_follows_joins_and_departures(site: Site) -> None:
+async def test_the_address_book_of_a_node_follows_joins_and_departures(site: Site) -> None:
     await site.join()
     assert site.lines[-1].endswith(": ready to train")
     assert (site.address_book.node, set(site.address_book.entries)) == (3, {LAUNCHER, site.name})
@@ -166,7 +166,7 @@ async def test_unusable_input_in_a_first_incarnation_ends_the_node(site: Site) -
     assert site.children.processes[EXECUTOR].returncode is not None
 
 
-async def test_a_write_error_of_its_log_ends_the_node_and_names_the_file(site: Site) -> None:
+async def test_a_write_error_of_the_log_of_a_node_ends_it_and_names_the_file(site: Site) -> None:
     await site.join(generators=[GENERATOR])
     site.on_log_error(DiskError("logs/launcher@3.jsonl", errno.ENOSPC))
     with pytest.raises(DiskError, match=r"^logs/launcher@3\.jsonl: No space left on device$"):

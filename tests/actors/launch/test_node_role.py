@@ -1,4 +1,4 @@
-"""Configuring `asterism run` as node 0 or as a joining node: addresses and number of nodes."""
+"""`asterism run` is configured as node 0 or as a joining node: addresses and number of nodes."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ WITH_KEY = RunConfig(name="run", cluster=ClusterConfig(key="cluster.key", port=2
 
 @pytest.fixture(autouse=True)
 def peers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """The peers towards which this host's address was determined."""
+    """Record the peers towards which this host's address was determined."""
     peers: list[tuple[str, int]] = []
 
     def host_address(peer: str, port: int) -> str:
@@ -38,7 +38,7 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     ("run", "place", "host", "nodes", "expected_peers"),
     [
         (RunConfig(name="run"), None, "", 1, []),
-        (WITH_KEY, None, "10.0.0.9", 1, [("192.0.2.1", 29_600)]),  # on the default route
+        (WITH_KEY, None, "10.0.0.9", 1, [("192.0.2.1", 29_600)]),  # address on the default route
         (WITH_KEY, SRUN._replace(rank=0), "10.0.0.9", 3, [("node01", 29_600)]),
         (WITH_HOST, SRUN._replace(rank=0), "10.1.1.1", 3, []),
     ],

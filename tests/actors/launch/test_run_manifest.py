@@ -1,4 +1,4 @@
-"""The manifest of a run's folder: the listed files, and the checks of a resume."""
+"""The manifest of a run's folder lists files, which a resume checks."""
 
 from pathlib import Path
 

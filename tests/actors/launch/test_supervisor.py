@@ -1,4 +1,4 @@
-"""Restarts of processes, mainly executors: their timing, the notices to rollouts, and the end of the run."""
+"""The supervisor restarts processes, mainly executors: timing, notices to rollouts, and the end of the run."""
 
 import asyncio
 import re
@@ -24,7 +24,7 @@ from tests.simulation.processes import SimulatedChildren
 
 SETTINGS = SupervisionConfig(backoff_s=1.0)
 RESTARTS = SETTINGS.restarts
-LONG_S = 200.0  # start-up allowance of "other-long"
+LONG_S = 200.0  # start-up allowance of "other-long", in seconds
 
 
 class Node:
@@ -49,7 +49,7 @@ class Node:
     async def _send_heartbeats(self, name: str) -> None:
         while True:
             current = self.count_starts(name)
-            for incarnation in (current, current - 1, current + 1):  # only the current one counts
+            for incarnation in (current, current - 1, current + 1):  # only the current incarnation counts
                 self.supervisor.on_heartbeat(Heartbeat(name, incarnation, 0.0, 0, 0, 0))
             await asyncio.sleep(SETTINGS.heartbeat_s)
 
@@ -126,9 +126,9 @@ async def test_a_process_that_dies_before_stop_is_not_restarted(node: Node, is_n
 async def test_rollouts_are_notified_only_of_incarnations_that_joined(node: Node) -> None:
     await node.join("executor-0/1")
     await node.die("executor-0")
-    await node.join("executor-0/1")  # in flight when it died
+    await node.join("executor-0/1")  # the message was in flight when the executor died
     await asyncio.sleep(2)
-    await node.die("executor-0")  # before it joined
+    await node.die("executor-0")  # it dies before it joins
     await asyncio.sleep(5)
     await node.join("executor-0/3")
     assert await node.drain() == [
@@ -234,7 +234,7 @@ async def test_a_process_without_heartbeats_is_killed_and_restarted(node: Node, 
 
 
 @pytest.mark.slow
-async def test_a_process_that_hangs_is_printed_with_the_cause_and_may_hang_only_so_often(node: Node) -> None:
+async def test_a_hang_is_printed_with_its_cause_and_counts_as_a_failure(node: Node) -> None:
     failing = asyncio.create_task(node.supervisor.wait_for_failure())
     node.stop_heartbeats("other-0")
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Mistakes in [[tasks]] that a run refuses before it creates anything, each named by its key."""
+"""A run refuses mistakes in [[tasks]] before it creates anything, each named by its key."""
 
 import json
 from pathlib import Path
@@ -115,7 +115,7 @@ class Inputs:
         (self.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def write(self, name: str, *lines: str, dots: str = "") -> str:
-        """A table of [[tasks]]. `dots`: tables of the task, such as "[tasks.dialogue]"."""
+        """Return a table of [[tasks]]. `dots` are tables of the task, such as "[tasks.dialogue]"."""
         return "\n".join(["[[tasks]]", f'name = "{name}"', 'data = "rows.jsonl"', *lines, dots, ""])
 
     def load(self, *tables: str, overrides: tuple[str, ...] = ()) -> RunConfig:
@@ -232,7 +232,7 @@ def test_a_mistake_in_a_task_is_named_by_its_key(inputs: Inputs, lines: list[str
     assert str(error.value).startswith("tasks.t.")
 
 
-def test_a_variable_that_is_not_set_is_named_with_its_key(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unset_variable_is_named_with_its_key(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
     table, lines = "variables = { KEY = '${PLANTED}' }", [import_path("lookup")]
     with pytest.raises(
         UnusableInput, match=r"^tasks\.t\.variables: KEY: the environment variable PLANTED is not set; "
@@ -242,7 +242,7 @@ def test_a_variable_that_is_not_set_is_named_with_its_key(inputs: Inputs, monkey
     assert "t" in inputs.check(inputs.write("t", *lines, table))
 
 
-def test_a_package_that_is_missing_is_named(inputs: Inputs) -> None:
+def test_a_missing_package_is_named(inputs: Inputs) -> None:
     (inputs.folder / "needy.py").write_text("import absent_package\n")
     with pytest.raises(UnusableInput) as error:
         inputs.check(inputs.write("t", 'import = "needy.py:x"'))
@@ -250,7 +250,7 @@ def test_a_package_that_is_missing_is_named(inputs: Inputs) -> None:
     assert str(error.value) == f"tasks.t.import: {needy} needs the module absent_package, which is not installed"
 
 
-def test_code_that_cannot_be_imported_is_an_error_of_the_import(inputs: Inputs) -> None:
+def test_an_error_of_the_code_is_an_error_of_the_key_import(inputs: Inputs) -> None:
     (inputs.folder / "broken.py").write_text("1 / 0\n")
     with pytest.raises(UnusableInput, match=r"^tasks\.t\.import: .* cannot be imported: ZeroDivisionError: division"):
         inputs.check(inputs.write("t", 'import = "broken.py:x"'))
@@ -304,7 +304,7 @@ def test_rows_that_no_grader_reads_need_no_answer(inputs: Inputs, lines: list[st
     assert inputs.check(inputs.write("t", *lines)).keys() == {"t"}
 
 
-def test_a_data_file_of_a_task_that_is_missing_is_named_with_the_remedy(inputs: Inputs) -> None:
+def test_a_missing_data_file_of_a_task_is_named_with_the_remedy(inputs: Inputs) -> None:
     (inputs.folder / "rows.jsonl").unlink()
     with pytest.raises(UnusableInput, match=r"^tasks\.t\.data: .*rows\.jsonl: no such file; set tasks\.t\.data to"):
         inputs.check(inputs.write("t"))
@@ -332,7 +332,7 @@ def test_a_wrong_key_or_value_of_a_task_is_named_with_its_index(inputs: Inputs, 
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "-a", "a b", "x" * 65])
-def test_a_name_that_no_file_or_metric_can_have_is_refused(inputs: Inputs, name: str) -> None:
+def test_a_name_that_is_unusable_in_files_or_metrics_is_refused(inputs: Inputs, name: str) -> None:
     with pytest.raises(ConfigError, match=r"tasks\[0\]\.name"):
         inputs.load(inputs.write(name))
 

@@ -1,4 +1,4 @@
-"""Continuing trajectories from a turn, with the actors of a run, a scripted engine and a scripted sandbox."""
+"""Trajectories continue from a turn, with the actors of a run, a scripted engine and a scripted sandbox."""
 
 import asyncio
 import json
@@ -137,7 +137,7 @@ def test_a_sandbox_start_error_ends_all_branches() -> None:
 
 
 def real_notebook(*cells: str, limit_s: float = 4.0) -> EndedTrajectory:
-    """A branch that runs its last cell in a real sandbox, after the cells that succeeded in its log."""
+    """Return the end of a branch with its last cell in a real sandbox, after the cells that succeeded in its log."""
     begins = replay_recorded([call_of(cells[0])]).turn_starts[1]
     engine = ScriptedEngine(Random(1), ScriptedTurns(call_of(cells[1]), ANSWER), 8192, version=0)  # pyright: ignore[reportArgumentType]
     sandbox = make_sandbox(SandboxConfig(backend="process", time_limit_s=limit_s))

@@ -1,4 +1,4 @@
-"""Replay of one trajectory from the log of its rollout process, also with another tool result."""
+"""One trajectory is replayed from the log of its rollout process, also with another tool result."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tests.simulation.test_faults import live
 
 
 def read_context(replayed: ReplayedTrajectory, turn: int) -> str:
-    """The model's context at the start of the turn."""
+    """Return the model's context at the start of the turn."""
     return TOKENIZER.decode(bytes_to_ids(replayed.turn_starts[turn].record.token_ids))
 
 
@@ -37,14 +37,14 @@ def test_an_incomplete_log_leaves_the_trajectory_without_an_end() -> None:
     assert (cut.final.phase, len(cut.turn_starts)) == ("generating", 2)
 
 
-def test_another_result_changes_the_context_from_there_on() -> None:
+def test_another_result_changes_the_context_after_it() -> None:
     before = replay_recorded()
     after = replay_recorded(tool_result=ResultOverride(before.last_results[1], "a hundred\n"))
     assert read_context(after, 1) == read_context(before, 1).replace("seven", "a hundred")
     assert after.turn_starts[0] == before.turn_starts[0]
 
 
-def test_only_the_last_calls_result_is_replaced() -> None:
+def test_only_the_result_of_the_last_call_is_replaced() -> None:
     changed = replay_recorded(tool_result=ResultOverride(replay_recorded().last_results[2], "ninety"))
     assert "ninety" in read_context(changed, 2) and "nine\n" not in read_context(changed, 2)
     assert "eight" in read_context(changed, 2)

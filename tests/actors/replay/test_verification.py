@@ -1,4 +1,4 @@
-"""A live run's event logs are replayed in parts and without the data files (`log.verify`)."""
+"""The event logs of a live run are replayed in parts and without the data files (`log.verify`)."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Fixtures of whole runs, for all suites: a finished run, and a starter of runs."""
+"""These fixtures of whole runs, for all suites, are a finished run and a starter of runs."""
 
 import fcntl
 import os
@@ -14,7 +14,7 @@ from tests.actors.runs.running import COLD_START, Start, launch, whole_run
 
 @pytest.fixture(scope="module")
 def start() -> Iterator[Start]:
-    """Starts runs; those still running after the last test of the module are killed."""
+    """Yield a function that starts runs; runs that remain after the module's last test are killed."""
     started: list[subprocess.Popen[str]] = []
 
     def launch_one(runs: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -29,7 +29,7 @@ def start() -> Iterator[Start]:
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, str]:
-    """A finished run and its output. All worker processes of pytest-xdist share one: the first that needs it makes it."""
+    """Return a finished run and its output. Workers of pytest-xdist share one run: the first that needs it makes it."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     runs, printed = shared / "finished_run", shared / "finished_run.txt"

@@ -1,4 +1,4 @@
-"""Small runs with real processes: starting them, waiting for them, and reading their files."""
+"""Small runs with real processes: functions start them, wait for them, and read their files."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ SMALL = (
     *("learner.checkpoints.every=1", "learner.threads=1", "evaluation.questions=6"),
     *("sandbox.backend=process", "sandbox.spare_notebooks=8"),
 )
-# For a policy that is right in 10 to 20 % of its answers: RL steps are real updates, and some groups are rejected.
+# This policy is right in 10 to 20 % of its answers: RL steps change its weights, and some groups are rejected.
 COLD_START = ("sft.steps=230", "sft.batch_size=32", "tiny.num_sft_dialogues=7360")
 PATIENCE_S = 240.0
 
@@ -32,13 +32,13 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 def from_cold_start_of(made: RunFolder) -> tuple[str, ...]:
-    """Settings that start a run from the cold start of another run, with its data."""
+    """Return settings that start a run from the cold start of another run, with its data."""
     data = (f"data.train={made.data / 'train.jsonl'}", f"data.test={made.data / 'test.jsonl'}")
     return ("sft.steps=0", f"model.checkpoint={made.get_checkpoint_path(0)}", *data)
 
 
 def command_line(runs: Path, *arguments: str) -> list[str]:
-    """The command of a small run in `runs`. Each argument is an option or a setting, KEY=VALUE."""
+    """Return the command of a small run in `runs`. Each argument is an option or a setting, KEY=VALUE."""
     settings = (*SMALL, f'runs_folder="{runs}"', *(argument for argument in arguments if not argument.startswith("--")))
     options = [argument for argument in arguments if argument.startswith("--")]
     overrides = [flag for setting in settings for flag in ("--set", setting)]
@@ -46,7 +46,7 @@ def command_line(runs: Path, *arguments: str) -> list[str]:
 
 
 def launch(runs: Path, *arguments: str, output: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
-    """Start such a run."""
+    """Start a small run in `runs`."""
     return subprocess.Popen(
         command_line(runs, *arguments), cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True
     )
@@ -58,14 +58,14 @@ def finish(process: subprocess.Popen[str], patience_s: float = PATIENCE_S) -> st
 
 
 def succeed(process: subprocess.Popen[str], patience_s: float = PATIENCE_S) -> str:
-    """The output of a run that finishes."""
+    """Return the output of a run, which must finish."""
     output = finish(process, patience_s)
     assert process.returncode == 0, output
     return output
 
 
 def whole_run(runs: Path, *arguments: str, patience_s: float = PATIENCE_S) -> tuple[RunFolder, str]:
-    """The folder and output of a run that succeeds."""
+    """Return the folder and output of a run, which must succeed."""
     with launch(runs, *arguments) as process:
         try:
             return RunFolder(runs / "demo"), succeed(process, patience_s)
@@ -82,17 +82,17 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], pa
     while not condition():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, "the condition did not hold in time"
-        time.sleep(0.02)  # wait for other processes
+        time.sleep(0.02)  # waits for other processes
 
 
 def is_conserved(summary: dict[str, int], *more: str) -> bool:
-    """Whether every trajectory finished, failed, was abandoned, or ended in one of the ways in `more`."""
+    """Return whether every trajectory finished, failed, was abandoned, or ended in one of the ways in `more`."""
     ends = sum(summary[f"trajectories_{end}"] for end in ("finished", "failed", "abandoned", *more))
     return summary["trajectories_started"] == ends
 
 
 def read_conserved_summary(folder: RunFolder, *more: str) -> dict[str, Any]:
-    """The summary of a run that lost no trajectory (see `is_conserved`) and that replays identically."""
+    """Return the summary of a run that must have lost no trajectory (see `is_conserved`) and replay identically."""
     summary = json.loads(folder.summary.read_text())
     assert is_conserved(summary, *more), summary
     assert summary["replay_identical"] is True
@@ -107,13 +107,13 @@ def metrics(folder: RunFolder, kind: str) -> list[dict[str, float]]:
 
 
 def find_last_complete_step(folder: RunFolder) -> int:
-    """The newest step with a checkpoint and a metrics line, from which the run resumes."""
+    """Return the newest step with a checkpoint and a metrics line, from which the run resumes."""
     reported = {line["step"] for line in metrics(folder, "step")}
     return max(reported.intersection(list_saved_steps(folder.checkpoints)), default=0)
 
 
 def read_log_entries(folder: RunFolder, event: str, process: str = "launcher") -> list[dict[str, Any]]:
-    """The entries of one kind in the structured log of a process."""
+    """Return the entries of one kind in the structured log of a process."""
     log = folder.logs / f"{process}.jsonl"
     lines = log.read_text().splitlines(keepends=True) if log.exists() else []
     entries = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -121,7 +121,7 @@ def read_log_entries(folder: RunFolder, event: str, process: str = "launcher") -
 
 
 def read_token_versions(folder: RunFolder) -> dict[int, set[int]]:
-    """Versions of the generated tokens, by the newest version when their trajectory ended."""
+    """Return the versions of generated tokens, by the newest version when their trajectory ended."""
     version, by_version = -1, dict[int, set[int]]()
     for event, _ in read_events(folder.events / "head.sqlite", kinds=["StepRequested", "TrajectoryFinished"]):
         message = decode(event.frame).message
@@ -136,5 +136,5 @@ def read_token_versions(folder: RunFolder) -> dict[int, set[int]]:
 
 
 def list_process_ids(folder: RunFolder, name: str) -> list[int]:
-    """The process ids of all incarnations of a process."""
+    """Return the process ids of all incarnations of a process."""
     return [entry["pid"] for entry in read_log_entries(folder, "process.started") if entry["name"] == name]

@@ -1,4 +1,4 @@
-"""A disk that a test can fill: a tmpfs in a private mount namespace."""
+"""A test can fill this disk: a tmpfs in a private mount namespace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.actors.runs.running import ROOT, command_line
 
 
 class SmallDisk:
-    """A context manager that kills its runs at the end. Mounted at `at` inside the namespace."""
+    """A context manager that kills its runs at the end. The disk is mounted at `at` inside the namespace."""
 
     def __init__(self, at: Path, mib: int) -> None:
         self.at = at
@@ -37,22 +37,22 @@ class SmallDisk:
         self._holder.communicate()
 
     def resolve(self, path: Path) -> Path:
-        """The path of a file on the disk from outside."""
+        """Return the path of a file on the disk from outside."""
         return Path(f"/proc/{self._holder.pid}/root") / path.relative_to("/")
 
     def build_enter_argv(self, *arguments: str) -> list[str]:
-        """A command line that runs `arguments` in the namespace, without an additional process."""
+        """Build a command line that runs `arguments` in the namespace, without an additional process."""
         return ["nsenter", f"--target={self._holder.pid}", "--mount", f"--wdns={ROOT}", *arguments]
 
     def launch(self, *arguments: str) -> subprocess.Popen[str]:
-        """A small run with its folder on the disk (tests.actors.runs.running.launch)."""
+        """Start a small run with its folder on the disk (tests.actors.runs.running.launch)."""
         argv = self.build_enter_argv(*command_line(self.at, *arguments))
         process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self._launched.append(process)
         return process
 
     def asterism(self, *arguments: str) -> str:
-        """The output of a command. Raises CalledProcessError."""
+        """Return the output of a command. Raises CalledProcessError."""
         argv = self.build_enter_argv(sys.executable, "-m", "asterism.actors.cli.main", *arguments)
         return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
 

@@ -1,4 +1,4 @@
-"""After any death of a run, nothing of it is left when the next run starts."""
+"""After any death of a run, its leftovers are removed when the next run starts."""
 
 import asyncio
 import contextlib
@@ -28,14 +28,14 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def hangups_end_processes() -> Iterator[None]:
-    """Processes that nohup has started ignore SIGHUP, as do their children."""
+    """Restore the default of SIGHUP: processes that nohup has started ignore it, as do their children."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
 
 
 def list_held(processes: list[int]) -> set[Path]:
-    """The scratch folders locked by these processes."""
+    """Return the scratch folders locked by these processes."""
     held: set[Path] = set()
     for pid in processes:
         for fd in Path(f"/proc/{pid}/fd").glob("*"):
@@ -55,14 +55,14 @@ async def count_stale_containers() -> int:
 
 
 def start_next_run(runs: Path) -> None:
-    """The start of another run, up to its processes."""
+    """Start another run, up to its processes."""
     run = RunConfig(name="next", runs_folder=str(runs))
     with claimed_run_folder(run, resume=False, overwrite=False):
         pass
 
 
 def play_death(runs: Path, start: Start, made: RunFolder, how: str, *settings: str) -> set[Path]:
-    """The scratch folders of a run that dies after its first evaluation."""
+    """Kill a run after its first evaluation, and return its scratch folders."""
     folder = RunFolder(runs / "demo")
     process = start(runs, *from_cold_start_of(made), *settings)
     wait_until(lambda: len(metrics(folder, "evaluation")) >= 1, process)
@@ -75,7 +75,7 @@ def play_death(runs: Path, start: Start, made: RunFolder, how: str, *settings: s
         case "launcher":
             process.kill()
         case _:
-            for number in (signal.SIGSTOP, signal.SIGKILL):  # no process acts on the death of another
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # no process acts on the death of another one
                 for pid in processes:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, number)
@@ -112,7 +112,7 @@ def test_no_container_of_a_dead_run_is_left_after_the_next_start(
     assert asyncio.run(count_stale_containers()) == 0
 
 
-# Runs `asterism run` with a launcher that ends at once, and a replay that waits for a signal.
+# This program runs `asterism run` with a launcher that ends at once, and a replay that waits for a signal.
 _LAST_STAGE = """
 import signal, sys
 from asterism.actors.cli import main

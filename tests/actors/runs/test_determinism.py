@@ -1,4 +1,4 @@
-"""Strict determinism over real processes: runs with the same seed give the same results, whatever the timing."""
+"""Strict determinism over real processes: runs with the same seed have the same results, whatever the timing."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ STRICT = ("determinism=strict", "sft.steps=4", "rl.prompts=6", "rl.rollouts=8", 
 
 
 def build_strict_settings(made: RunFolder) -> tuple[str, ...]:
-    """Settings of a few cold start and RL steps with refilled groups, from a policy that is sometimes right."""
+    """Return settings of a few cold start and RL steps with refilled groups, from a policy that is sometimes right."""
     return (*from_cold_start_of(made), *STRICT)
 
 
@@ -51,7 +51,7 @@ def wait_until_exited(folder: Path) -> None:
     deadline = time.monotonic() + 60.0
     while left := processes_that_name(str(folder)):
         assert time.monotonic() < deadline, f"still alive: {left}"
-        time.sleep(0.02)  # wait for other processes
+        time.sleep(0.02)  # waits for other processes
 
 
 @contextlib.contextmanager

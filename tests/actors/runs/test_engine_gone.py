@@ -1,4 +1,4 @@
-"""Runs with a separate Docker engine that is killed or stopped."""
+"""A separate Docker engine is killed or stopped during these runs."""
 
 import asyncio
 import re
@@ -32,13 +32,13 @@ from tests.sandbox.own_engine import Engine, needs_root, own_engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, needs_root]
 
-STEPS = 40  # not all trained before the engine has restarted and the lost container is replaced
+STEPS = 40  # too many steps to train before the engine has restarted and the lost container is replaced
 SETTINGS = ("sandbox.backend=docker", f"rl.steps={STEPS}", "rl.prompts=4", "rl.rollouts=8", "evaluation.questions=2")
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    """Each test leaves it running without containers."""
+    """Yield the engine, which each test leaves running without containers."""
     with own_engine() as engine, pytest.MonkeyPatch.context() as patch:
         patch.setenv("DOCKER_HOST", engine.address)
         yield engine
@@ -56,7 +56,7 @@ def list_containers(engine: Engine) -> list[str]:
 
 
 def remove_remaining_containers(engine: Engine) -> list[str]:
-    """As the next start of a run does: the engine may fail to remove a container that died without it."""
+    """Remove containers as a run's start does: the engine may fail to remove a container that died without it."""
     for _ in range(30):
         asyncio.run(remove_stale_containers())
         if not list_containers(engine):
@@ -70,7 +70,7 @@ def read_messages(folder: RunFolder, process: str, kind: str) -> list[Any]:
 
 
 def find_lost_twice(folder: RunFolder) -> set[int]:
-    """Trajectories with a call that failed twice."""
+    """Return the trajectories with a call that failed twice."""
     failures: list[CallFailed] = read_messages(folder, "rollout-0", "CallFailed")
     counted = Counter((failure.trajectory_id, failure.call) for failure in failures)
     return {trajectory for (trajectory, _), count in counted.items() if count > 1}
@@ -79,7 +79,7 @@ def find_lost_twice(folder: RunFolder) -> set[int]:
 def test_a_restarted_docker_engine_masks_the_lost_calls_only(
     tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str], engine: Engine
 ) -> None:
-    """Its containers live on without it, and are removed when it restarts."""
+    """The containers of the engine live on without it, and are removed when it restarts."""
     process = start(tmp_path, *from_cold_start_of(finished_run[0]), *SETTINGS)
     folder = RunFolder(tmp_path / "demo")
     wait_until(lambda: len(metrics(folder, "step")) >= 1, process)
@@ -108,7 +108,7 @@ def test_a_stopped_docker_engine_ends_the_run_and_is_named(
     process = start(tmp_path, *from_cold_start_of(finished_run[0]), *settings)
     folder = RunFolder(tmp_path / "demo")
     wait_until(lambda: len(metrics(folder, "step")) >= 1, process)
-    engine.stop()  # with its containers
+    engine.stop()  # stops the containers too
     output = finish(process)
     assert process.returncode == 1, output
     assert "executor-0 ended 2 times in a row, the last time with exit code 2:" in output

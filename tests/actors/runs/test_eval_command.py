@@ -1,4 +1,4 @@
-"""`asterism eval` over real processes: its figures against a count from the event log, kills, and resumption."""
+"""`asterism eval` over real processes: its figures equal a count from the event log; it survives kills and resumes."""
 
 import hashlib
 import json
@@ -31,14 +31,14 @@ SAMPLES, QUESTIONS = 4, 16
 
 def list_arguments(trained: RunFolder, name: str, *flags: str) -> list[str]:
     test = trained.data / "test.jsonl"
-    # A model that reads a printed address answers differently each time. Few sequences at a time: answers end one by one.
+    # Without "strict" a model that reads a printed address varies its answers. Few sequences make answers end singly.
     settings = ("--set", "determinism=strict", "--set", "engine.max_running=6")
     return ["eval", str(trained.path), "--set", f"aime={test}", *settings, "-k", str(SAMPLES), "--name", name, *flags]
 
 
 @pytest.fixture(scope="module")
 def evaluation(finished_run: tuple[RunFolder, str]) -> tuple[RunFolder, str]:
-    """An uninterrupted evaluation and its output."""
+    """Return an uninterrupted evaluation and its output."""
     trained, _ = finished_run
     done = asterism(*list_arguments(trained, "whole"))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -62,7 +62,7 @@ def start(finished_run: tuple[RunFolder, str]) -> Iterator[Callable[..., subproc
 
 
 def read_results(folder: RunFolder) -> dict[str, Any]:
-    """Without names and durations."""
+    """Return the results without names and durations."""
     results = json.loads(folder.results.read_text())
     del results["name"], results["results"][0]["time_seconds"], results["sets"]["aime"]["seconds"]
     return results
@@ -70,11 +70,11 @@ def read_results(folder: RunFolder) -> dict[str, Any]:
 
 class LoggedAnswer(NamedTuple):
     finished: TrajectoryFinished
-    text: str  # in the last box of the last answer block; empty: none
+    text: str  # text in the last box of the last answer block; empty: none
 
 
 def read_logged_answers(folder: RunFolder) -> dict[str, list[LoggedAnswer]]:
-    """By question, from the event logs alone."""
+    """Return the answers by question, from the event logs alone."""
     questions = dict[int, str]()
     for event, _ in read_events(folder.events / "rollout-0.sqlite", kinds=[StartGroup.__name__]):
         message = decode(event.frame).message
@@ -100,13 +100,13 @@ def read_answer_text(record: TokenRecord, tokenizer: Tokenizer) -> str:
 
 
 def count_majority(answers: list[LoggedAnswer]) -> float:
-    """All correct answers are one choice; a tie has the share of its choices that are correct."""
+    """Compute the majority: correct answers are one choice; a tie has the share of its choices that are correct."""
     votes = Counter("correct" if each.finished.reward else each.text.replace(" ", "") for each in answers if each.text)
     first = [choice for choice, count in votes.items() if count == max(votes.values())]
     return first.count("correct") / len(first) if first else 0.0
 
 
-def test_the_accuracies_are_those_of_a_count_from_the_event_log(evaluation: tuple[RunFolder, str]) -> None:
+def test_the_accuracies_equal_a_count_from_the_event_log(evaluation: tuple[RunFolder, str]) -> None:
     folder, printed = evaluation
     answers, (result,) = read_logged_answers(folder), json.loads(folder.results.read_text())["sets"].values()
     assert sorted(map(len, answers.values())) == [SAMPLES] * QUESTIONS
@@ -121,7 +121,7 @@ def test_the_accuracies_are_those_of_a_count_from_the_event_log(evaluation: tupl
     assert line["set aime: avg@4"] == result["avg"]
 
 
-def test_lengths_and_calls_are_those_of_a_count_from_the_event_log(evaluation: tuple[RunFolder, str]) -> None:
+def test_lengths_and_calls_equal_a_count_from_the_event_log(evaluation: tuple[RunFolder, str]) -> None:
     folder, _ = evaluation
     (result,) = json.loads(folder.results.read_text())["sets"].values()
     answers = [each for of_question in read_logged_answers(folder).values() for each in of_question]
@@ -139,7 +139,7 @@ def test_lengths_and_calls_are_those_of_a_count_from_the_event_log(evaluation: t
     assert result["call_error_share"] == pytest.approx(failed / sum(each.calls for each in finished))
 
 
-def test_the_results_name_what_their_figures_depend_on(
+def test_the_results_contain_the_settings_that_their_figures_depend_on(
     evaluation: tuple[RunFolder, str], finished_run: tuple[RunFolder, str]
 ) -> None:
     results, trained = json.loads(evaluation[0].results.read_text()), finished_run[0]
@@ -170,7 +170,7 @@ def test_other_tools_find_every_answer_with_its_dialogue(evaluation: tuple[RunFo
         assert cut_turns in ((0, 1) if answer["ending"] == "length" else (0,))
 
 
-def test_the_traces_of_an_evaluation_filter_the_file_that_it_has_asked(
+def test_the_traces_of_an_evaluation_filter_the_file_of_its_questions(
     evaluation: tuple[RunFolder, str], finished_run: tuple[RunFolder, str], tmp_path: Path
 ) -> None:
     """Each row of the result has as many correct answers in questions.jsonl as the condition demands."""
@@ -210,7 +210,7 @@ def test_an_evaluation_killed_at_five_points_and_resumed_gives_the_same_figures(
         assert len(before) < SAMPLES * QUESTIONS
         if before and number == signal.SIGKILL:  # an interrupted evaluation has finished its files
             with folder.answers.open("ab") as file:
-                file.write(b'{"label":"sampled","ver')  # torn
+                file.write(b'{"label":"sampled","ver')  # torn line
     process = start("killed", "--resume")
     assert (finish(process), process.returncode)[1] == 0
     assert read_results(folder) == read_results(whole)
@@ -239,7 +239,7 @@ def test_a_finished_evaluation_prints_its_results_again_without_a_process(
         (("--set", "dialogue.max_turns=2"), "dialogue.max_turns"),
     ],
 )
-def test_other_settings_are_refused_on_resume_with_their_keys(
+def test_a_resume_with_other_settings_is_refused_with_their_keys(
     evaluation: tuple[RunFolder, str], finished_run: tuple[RunFolder, str], flags: tuple[str, ...], message: str
 ) -> None:
     refused = asterism(*list_arguments(finished_run[0], "whole", "--resume", *flags))
@@ -247,7 +247,7 @@ def test_other_settings_are_refused_on_resume_with_their_keys(
     assert message in refused.stdout + refused.stderr
 
 
-def test_other_questions_in_the_same_file_are_refused_on_resume(
+def test_a_resume_with_other_questions_in_the_same_file_is_refused(
     finished_run: tuple[RunFolder, str], tmp_path: Path
 ) -> None:
     file, trained = tmp_path / "questions.jsonl", finished_run[0]

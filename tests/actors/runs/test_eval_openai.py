@@ -1,4 +1,4 @@
-"""`asterism eval` of servers with OpenAI's API: in parallel, with the figures of the checkpoint, and when a server dies."""
+"""`asterism eval` of OpenAI's API: servers in parallel, with the checkpoint's figures, and when a server dies."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ def evaluate(
 
 @pytest.fixture(scope="module")
 def expected(trained: RunFolder) -> list[AnswerRecord]:
-    """Answers of the embedded engine."""
+    """Return the answers of the embedded engine."""
     done = evaluate(trained, str(trained.path), name="embedded")
     assert done.returncode == 0, done.stdout + done.stderr
     return read_answers(RunFolder(trained.path.parent / "embedded").answers)
@@ -90,7 +90,7 @@ async def test_if_one_of_two_servers_dies_the_other_answers_its_questions(
 ) -> None:
     monkeypatch.setenv("EVAL_KEY", KEY)
     servers = [make_server(trained) for _ in range(2)]
-    servers[0].max_answered = 1  # the request of the start, so that it has turns when it dies
+    servers[0].max_answered = 1  # answers only the request of the start, so that it has turns when it dies
     flags = ("--set", "supervision.restarts=9", "--set", "engine.max_running=8")
     async with servers[1].serving() as other:
         async with servers[0].serving() as url:

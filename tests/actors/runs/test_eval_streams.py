@@ -1,4 +1,4 @@
-"""`asterism eval URL/v1` of a server with odd and broken streams: each answer is right, or it counts as failed."""
+"""`asterism eval URL/v1` reads odd and broken streams of a server: each answer is right, or it counts as failed."""
 
 import asyncio
 import json
@@ -16,12 +16,12 @@ from tests.engine.tiny_models import save_small_model
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
 LIMIT = "length"  # the server has ended the answer at its limit, which counts as in a run
-# A script with `hold` waits for its time limit, and an overloaded server gets retries: seconds each.
+# These scripts take seconds and are left out: `hold` waits for its time limit, an overloaded server gets retries.
 READ = {name: script for name, script in ANSWERED.items() if script.end != "hold" and name != LIMIT}
 UNREAD = {name: script for name, (script, _) in FAILED.items() if script.end != "hold" and script.status == 200}
 
 
-async def test_the_answers_of_odd_streams_are_right_and_those_of_broken_streams_are_failed(tmp_path: Path) -> None:
+async def test_answers_of_odd_streams_are_right_and_answers_of_broken_streams_fail(tmp_path: Path) -> None:
     model = save_small_model(tmp_path)
     scripts = {**READ, **UNREAD, LIMIT: ANSWERED[LIMIT]}
     questions = tmp_path / "questions.jsonl"

@@ -1,4 +1,4 @@
-"""A run over real processes with longer answers in evaluations than in training; `asterism eval` and `log fork` of it."""
+"""A run over real processes has longer answers in evaluations than in training, as have `asterism eval` and forks."""
 
 import json
 from typing import NamedTuple
@@ -20,13 +20,13 @@ TRAINED, EVALUATED = 40, 96  # response tokens
 
 class Ended(NamedTuple):
     trajectory: int
-    tokens: int  # of the response
+    tokens: int  # tokens of the response
     ending: str
 
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """After four steps of the cold start most answers have no end."""
+    """Return a run with four steps of cold start, after which most answers have no end."""
     limits = (f"dialogue.response_tokens={TRAINED}", f"evaluation.response_tokens={EVALUATED}")
     settings = ("rl.steps=2", "evaluation.every=1", "evaluation.questions=4", "determinism=strict")
     return whole_run(tmp_path_factory.mktemp("limited"), *limits, *settings)[0]
@@ -50,7 +50,7 @@ def list_ended(folder: RunFolder, purpose: str) -> list[Ended]:
 def test_only_evaluations_exceed_the_limit_of_training_and_the_run_replays(limited: RunFolder) -> None:
     read_conserved_summary(limited)
     trained, evaluated = list_ended(limited, "train"), list_ended(limited, "evaluate")
-    assert len(evaluated) == 4 * 5  # at the start and at the end two of each question, and one after the first step
+    assert len(evaluated) == 4 * 5  # two of each question at the start and at the end, and one after the first step
     assert (max(each.tokens for each in trained), max(each.tokens for each in evaluated)) == (TRAINED, EVALUATED)
     assert all(each.ending == "length" for each in trained + evaluated if each.tokens in (TRAINED, EVALUATED))
 

@@ -1,4 +1,4 @@
-"""A run over real processes with evaluations during training, on two sets, and `asterism eval` of its checkpoints."""
+"""A run over real processes evaluates during training, on two sets, as does `asterism eval` of its checkpoints."""
 
 import json
 

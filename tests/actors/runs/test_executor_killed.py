@@ -1,4 +1,4 @@
-"""kill -9 of executors with many calls in flight: each trajectory gets its results, or fails with a cause, once."""
+"""Executors with many calls in flight die by kill -9: each trajectory gets its results, or fails with a cause, once."""
 
 import asyncio
 import re
@@ -42,7 +42,7 @@ from tests.fakes import ANSWER, TOKENIZER, generated, rules, start_group
 pytestmark = pytest.mark.slow
 
 TRAJECTORIES = 1000
-MIN_IN_FLIGHT = 500  # calls when the executor is killed
+MIN_IN_FLIGHT = 500  # calls in flight when the executor is killed
 BOUND = 100_000
 
 
@@ -51,7 +51,7 @@ def call(tool: str, arguments: str) -> str:
 
 
 def script(trajectory_id: int) -> list[str]:
-    """The turns of a trajectory: every tenth one uses a notebook, the others call programs."""
+    """Return the turns of a trajectory: every tenth one uses a notebook, the others call programs."""
     if trajectory_id % 10:
         return [
             call("python_code_with_standard_io", '"code": "import time; time.sleep(0.3); print(2)", "input": ""'),
@@ -112,7 +112,7 @@ class Node:
             for task in self._tasks:
                 if task.done():
                     task.result()
-            await asyncio.sleep(0.005)  # wait for other processes
+            await asyncio.sleep(0.005)  # waits for other processes
 
     async def kill(self, name: str) -> None:
         """Kill an executor and wait until the rollout has received ExecutorLeft."""

@@ -1,6 +1,6 @@
-"""A whole run in the chat format of a model family: cold start, rollouts, evaluation and export.
+"""A whole run uses the chat format of a model family: cold start, rollouts, evaluation and export.
 
-Initial models have random weights, and tokenizers with the properties of the family's.
+Initial models have random weights, and tokenizers with the properties of the family's tokenizer.
 """
 
 import json
@@ -63,7 +63,7 @@ questions = 8
 
 
 def make_dialogue(draw: random.Random) -> tuple[str, str, list[dict[str, Any]]]:
-    """Question, answer and messages."""
+    """Return question, answer and messages."""
     first, second = draw.randrange(10), draw.randrange(10)
     question, answer = f"{first} + {second}?", str(first + second)
     call = {"function": {"name": "jupyter_code", "arguments": {"code": f"{first} + {second}"}}}
@@ -103,7 +103,7 @@ def test_a_cold_start_teaches_the_calls_and_answers_of_the_rollouts(tmp_path: Pa
 
 
 def assert_learned_tokens(folder: RunFolder, exported: Path, rows: list[dict[str, Any]]) -> None:
-    """The exported template renders the dialogues as the cold start has read them, up to a line break after the last turn."""
+    """Compare the exported template with the cold start's dialogues: both render the same, up to a last line break."""
     (tokens,) = (map_token_file(each) for each in folder.dialogue_tokens.iterdir())
     tokenizer: Any = AutoTokenizer.from_pretrained(exported)
     for place, row in enumerate(rows[:50]):

@@ -1,4 +1,4 @@
-"""Whole runs with a planted fault: the first warning that a user sees names the cause. Runs without a fault have none."""
+"""A planted fault in a whole run is named by the first warning that a user sees. Runs without a fault have none."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ def score(completions, question):
         raise ValueError("no opinion on this question")
     return [0.0 for _ in completions]
 """
-# Processes of the run execute these at their start: no part of the program has a switch for such faults.
+# The run's processes execute these texts at their start: no part of the program has a switch for such faults.
 IN_GENERATORS = """
 import sys
 
@@ -129,13 +129,13 @@ FAULTS = [
 
 
 def list_warnings(output: str) -> list[str]:
-    """Warnings of the start, and lines of health checks, of failed trajectories and of errors, in their order."""
+    """Return warnings of the start, and lines of health checks, failed trajectories and errors, in their order."""
     marks = ("warning: ", ": health.", "failed, the first one of its kind", "failed: ", "error: ")
     return [line for line in output.splitlines() if any(mark in line for mark in marks)]
 
 
 def remove_answers(rows: Path, target: Path) -> None:
-    """From about every eighth row."""
+    """Remove the answers from about every eighth row."""
     changed: list[str] = []
     for line in rows.read_text().splitlines():
         row = json.loads(line)

@@ -1,4 +1,4 @@
-"""Runs with two learner ranks, of which one is killed or stopped in the middle of an operation.
+"""One of two learner ranks is killed or stopped in the middle of an operation.
 
 The learner restarts as a whole, and the run ends as without the fault.
 """
@@ -27,8 +27,8 @@ from tests.processes import processes_that_name
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-PATIENCE_S = 600.0  # four starts of the learner on a busy machine
-OPERATIONS = ("publish", "forward and backward", "save")  # in the steps 1, 2 and 3
+PATIENCE_S = 600.0  # four starts of the learner on a busy machine, in seconds
+OPERATIONS = ("publish", "forward and backward", "save")  # operations in the steps 1, 2 and 3
 SETTINGS = (
     *(f"learner.loss.function={LOSS}", "learner.ranks=2", "rl.prompts=4", "rl.rollouts=8", "rl.max_refill_groups=2"),
     *("supervision.heartbeat_s=0.5", "supervision.heartbeat_timeout_s=4", "determinism=strict"),
@@ -43,7 +43,7 @@ def undisturbed(finished_run: tuple[RunFolder, str], tmp_path_factory: pytest.Te
 def run_with_faults(
     runs: Path, cold_start: RunFolder, faults: list[RankFault], *settings: str
 ) -> tuple[RunFolder, str]:
-    """The folder and the output of a run of three steps, which succeeds."""
+    """Return the folder and the output of a run of three steps, which succeeds."""
     command = command_line(runs, *from_cold_start_of(cold_start), *SETTINGS, *settings)
     process = subprocess.Popen(
         command, cwd=ROOT, env=make_environment(faults), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -55,13 +55,13 @@ def run_with_faults(
 
 
 def list_probes(folder: RunFolder) -> list[dict[str, float]]:
-    """By step, also figures that `log diff` leaves out: a restart of the learner within a launch changes none of them."""
+    """Return figures by step, also some that `log diff` leaves out: a restart of the learner changes none of them."""
     lines = metrics(folder, "step")
     return [{name: line[name] for name in line if name.startswith("probe_") and name != "probe_s"} for line in lines]
 
 
 def check_restarts(folder: RunFolder, output: str, faults: list[RankFault]) -> None:
-    """The learner was restarted once for each fault, a stopped rank was named, and no trajectory was lost."""
+    """Check that each fault restarted the learner once, a stopped rank was named, and no trajectory was lost."""
     assert len(list_process_ids(folder, "learner")) == len(faults) + 1
     assert [entry["name"] for entry in read_log_entries(folder, "process.died")] == ["learner"] * len(faults)
     hangs = [entry["cause"] for entry in read_log_entries(folder, "process.timed_out")]
@@ -89,7 +89,7 @@ def test_a_stopped_follower_is_named_and_the_learner_restarts(
 def test_a_rank_that_sends_heartbeats_but_makes_no_progress_is_restarted(
     tmp_path: Path, finished_run: tuple[RunFolder, str], undisturbed: RunFolder
 ) -> None:
-    """Rank 0 waits for it in a barrier, which has no timeout of its own."""
+    """Rank 0 waits for the other rank in a barrier, which has no timeout."""
     faults = [RankFault(1, 2, "barrier", None)]
     folder, output = run_with_faults(tmp_path, finished_run[0], faults, "learner.collective_timeout_s=10")
     assert len(list_process_ids(folder, "learner")) == 2

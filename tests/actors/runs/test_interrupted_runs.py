@@ -1,4 +1,4 @@
-"""Runs with processes that are stopped, killed, or cannot start: leftovers, restarts and resumption."""
+"""Processes of these runs are stopped, killed, or cannot start: leftovers, restarts and resumption."""
 
 import os
 import re
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 
 def wait_until_empty(list_processes: Callable[[], Sequence[object]]) -> None:
-    """The processes are killed by the kernel, soon after their parent's death."""
+    """Wait until the kernel has killed the processes, soon after their parent's death."""
     deadline = time.monotonic() + 60.0
     while left := list_processes():
         assert time.monotonic() < deadline, f"still alive: {left}"
@@ -111,7 +111,7 @@ def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, start: Start) 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)])
 def test_a_starting_learner_does_not_outlive_the_launcher(tmp_path: Path, start: Start, number: signal.Signals) -> None:
-    process = start(tmp_path, "learner.ranks=2")  # torchrun starts them
+    process = start(tmp_path, "learner.ranks=2")  # torchrun starts the ranks
     wait_until(
         lambda: any(
             "asterism.engine.learner" in line and "torch.distributed" not in line
@@ -151,7 +151,7 @@ def test_a_run_that_is_interrupted_during_task_preparation_can_be_resumed(tmp_pa
 def test_a_run_survives_a_kill_of_any_process(
     tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str]
 ) -> None:
-    """Killed one after the other, in the middle of the run: nothing is lost or done twice."""
+    """Each process is killed, one after the other, in the middle of the run: no work is lost or done twice."""
     settings = ("rl.steps=12", "rl.prompts=4", "rl.rollouts=8", "learner.checkpoints.every=3")
     process = start(tmp_path, *from_cold_start_of(finished_run[0]), *settings)
     folder = RunFolder(tmp_path / "demo")
@@ -219,9 +219,9 @@ def test_without_restarts_a_death_ends_the_run_and_is_named(tmp_path: Path, star
 
 @pytest.mark.nightly
 def test_a_run_survives_a_killed_executor(tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str]) -> None:
-    """Killed with all calls of an evaluation in flight, and again with the same calls: these calls fail.
+    """The executor is killed with all calls of an evaluation in flight, and again with the same calls, which fail.
 
-    Calls that were in flight at only one kill are answered by the next incarnation.
+    The next incarnation answers calls that were in flight at only one kill.
     """
     # The timeout is longer than the rollout is stopped, also on a busy machine.
     settings = (*from_cold_start_of(finished_run[0]), "supervision.heartbeat_timeout_s=200")
@@ -242,7 +242,7 @@ def test_a_run_survives_a_killed_executor(tmp_path: Path, start: Start, finished
         wait_until(lambda: bool(read_executor_events("executor.joined", incarnation)), process)
         signal_process("executor-0", signal.SIGSTOP)
 
-    # The rollout, which sends the calls, is stopped until an executor is stopped, so that it answers none of them.
+    # The rollout, which sends the calls, is stopped until an executor is stopped, so that the executor answers no call.
     wait_until(lambda: bool(list_process_ids(folder, "rollout-0")), process)
     signal_process("rollout-0", signal.SIGSTOP)
     stop_when_joined(1)
@@ -288,7 +288,7 @@ def test_a_missing_data_file_is_named_and_claims_no_folder(tmp_path: Path, start
 
 
 def test_a_second_run_in_the_same_folder_is_refused_while_the_first_runs(tmp_path: Path, start: Start) -> None:
-    first = start(tmp_path, "rl.steps=100000")  # it does not finish before the second one has started
+    first = start(tmp_path, "rl.steps=100000")  # does not finish before the second run has started
     wait_until(lambda: (tmp_path / "demo" / "data").exists(), first)
     second = start(tmp_path, "--overwrite")
     output = finish(second)

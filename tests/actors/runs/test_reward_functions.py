@@ -1,4 +1,4 @@
-"""Whole runs with reward functions, a loss and advantages of the user."""
+"""A user's reward functions, loss and advantages work in whole runs."""
 
 import json
 from pathlib import Path
@@ -106,7 +106,7 @@ def test_rewards_of_functions_are_logged_trained_on_and_replayed(
 
 
 def read_regraded(folder: RunFolder, *settings: str, exit_code: int = 0) -> dict[str, Any]:
-    result = folder.path.with_name("regraded.json")  # other tests compare the files of the run
+    result = folder.path.with_name("regraded.json")  # a path outside: other tests compare the files of the run
     flags = [flag for setting in settings for flag in ("--set", setting)]
     done = asterism("log", "regrade", str(folder.path), *flags, "--json", str(result))
     assert done.returncode == exit_code, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Rolling back to the step that a launch resumes from, and the metrics file."""
+"""A launch rolls back to the step that it resumes from, in the batches and the metrics file."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from asterism.engine.learner.batches.batch_journal import BatchJournal
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    """After three steps, of which two have batches that are in no checkpoint."""
+    """Make a run with three steps, of which two have batches that are in no checkpoint."""
     folder = RunFolder(tmp_path)
     folder.checkpoints.mkdir()
     journal = BatchJournal(folder.batches)
@@ -83,7 +83,7 @@ def test_duplicate_metrics_are_written_once(folder: RunFolder) -> None:
     assert lines[3:] == [{"kind": "evaluation", "step": 3, "label": "end", "accuracy": 0.5}]
 
 
-def test_health_reports_are_lines_by_check_and_step_that_a_roll_back_removes_with_their_steps(
+def test_health_reports_are_one_line_per_check_and_step_and_a_roll_back_removes_those_of_later_steps(
     folder: RunFolder,
 ) -> None:
     write(folder, *(HealthReported(3, check, "warn", "numbers") for check in ("entropy", "entropy", "mismatch")))

@@ -53,7 +53,7 @@ def test_each_started_trajectory_is_finished_or_failed(finished_run: tuple[RunFo
     assert summary["trajectories_started"] >= 3 * 8 * 16 + 4 * 6
 
 
-def test_a_steps_phases_add_up(finished_run: tuple[RunFolder, str]) -> None:
+def test_the_phases_of_a_step_add_up(finished_run: tuple[RunFolder, str]) -> None:
     for step in metrics(finished_run[0], "step"):
         assert step["rollout_s"] + step["train_s"] + step["weights_s"] == pytest.approx(step["step_s"])
 
@@ -191,7 +191,7 @@ def test_a_configuration_of_name_model_and_data_runs(tmp_path: Path, finished_ru
 def run_with_parameter(
     name: str, value: float, finished_run: tuple[RunFolder, str], tmp_path: Path, start: Start
 ) -> str:
-    """The output of a run that fails; its checkpoint has the value in all elements of the parameter."""
+    """Return the output of a run that fails; its checkpoint has the value in all elements of the parameter."""
     broken = tmp_path / "broken"
     shutil.copytree(finished_run[0].get_checkpoint_path(0), broken, ignore=shutil.ignore_patterns(MANIFEST_NAME))
     tensors = load_file(broken / "model.safetensors")

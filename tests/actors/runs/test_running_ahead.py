@@ -1,4 +1,4 @@
-"""Runs over real processes with rollouts one version ahead: one carries surplus groups to the next step, one aborts them."""
+"""Rollouts of these runs are one version ahead: one run carries surplus groups to the next step, one aborts them."""
 
 import json
 
@@ -74,7 +74,7 @@ def test_turns_continue_while_new_weights_are_loaded(carrying: RunFolder) -> Non
         generated = versions[np.frombuffer(trajectory.record.loss_mask, np.uint8).astype(bool)]
         assert (np.diff(generated) >= 0).all()
         versions_seen |= set(generated.tolist())
-    assert versions_seen >= {0, 1, 3}  # 3: the last evaluation
+    assert versions_seen >= {0, 1, 3}  # the last evaluation uses version 3
 
 
 @pytest.mark.nightly

@@ -1,6 +1,6 @@
-"""A run over real processes with rollouts ahead of the learner, killed with `kill -9` and resumed.
+"""A run with rollouts ahead of the learner is killed with `kill -9` and resumed.
 
-The training samples of each step are recomputed by replaying the head's log in the group buffer.
+A replay of the head's log in the group buffer recomputes the training samples of each step.
 """
 
 import json
@@ -42,18 +42,18 @@ SETTINGS = (
 
 
 class LaunchRecord(msgspec.Struct):
-    """One launch of the run, as its group buffer saw it."""
+    """A launch of the run, as its group buffer logged it."""
 
     began: RunStarted
-    started: list[StartGroup] = []  # for training
-    ended: list[int] = []  # trajectories, in order
+    started: list[StartGroup] = []  # groups for training
+    ended: list[int] = []  # trajectories, in order of their ends
     collected: list[StepCollected] = []
     batches: list[CompleteBatch] = []
     groups: BatchAssembler = msgspec.field(default_factory=BatchAssembler)
-    ends_before: dict[int, int] = {}  # by step: number of trajectories that had ended when it was collected
+    ends_before: dict[int, int] = {}  # step -> number of trajectories that had ended when it was collected
 
     def list_ended_by(self, step: int) -> set[int]:
-        """Trajectories that had ended when the step was collected."""
+        """Return the trajectories that had ended when the step was collected."""
         return set(self.ended[: self.ends_before[step]])
 
 
@@ -64,12 +64,12 @@ class Killed(NamedTuple):
 
     @property
     def step(self) -> int:
-        """The step that it resumed after."""
+        """Return the step after which the run resumed."""
         return self.second.began.step
 
     @property
     def trained(self) -> list[CompleteBatch]:
-        """The batches of the last checkpoint: those of the first launch up to the resumed step, and of the second."""
+        """Return the batches of the last checkpoint: the first launch's up to the resumed step, then the second's."""
         return [*(batch for batch in self.first.batches if batch.step <= self.step), *self.second.batches]
 
 
@@ -95,7 +95,7 @@ def _note(launch_record: LaunchRecord, effect: AnyMessage) -> None:
         case StartGroup(purpose="train"):
             launch_record.started.append(effect)
         case StepCollected():
-            if effect.step not in launch_record.ends_before:  # sent to two receivers
+            if effect.step not in launch_record.ends_before:  # the batch is sent to two receivers
                 launch_record.collected.append(effect)
                 launch_record.ends_before[effect.step] = len(launch_record.ended)
         case _:
@@ -103,7 +103,7 @@ def _note(launch_record: LaunchRecord, effect: AnyMessage) -> None:
 
 
 def has_started_work_for(folder: RunFolder, step: int) -> bool:
-    """Whether both logs have a trajectory that started after the request of `step`."""
+    """Return whether both logs have a trajectory that started after the request of `step`."""
     if not metrics(folder, "step"):
         return False
     requested = False
@@ -118,7 +118,7 @@ def has_started_work_for(folder: RunFolder, step: int) -> bool:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory, start: Start, finished_run: tuple[RunFolder, str]) -> Killed:
-    """Killed while the learner trains the second step and rollouts work for the third.
+    """Kill the run while the learner trains the second step and rollouts work for the third.
 
     The learner saves the first step after it has published its weights, so the rollouts may be earlier.
     """
@@ -170,7 +170,7 @@ def test_only_the_groups_in_flight_are_restarted_before_new_ones(killed: Killed)
 
 
 def test_every_group_that_is_not_restarted_had_ended(killed: Killed) -> None:
-    """All their trajectories had ended when the resumed step was collected."""
+    """All trajectories of such a group had ended when the resumed step was collected."""
     cursor = killed.second.began.cursor
     ended = killed.first.list_ended_by(killed.step)
     for place, group in enumerate(killed.first.started[: cursor.position]):

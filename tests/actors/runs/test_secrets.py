@@ -1,4 +1,4 @@
-"""A whole run with planted secrets: none is in a command line, nor in a file that others can read."""
+"""Secrets that are planted in a whole run are in no command line, and in no file that others can read."""
 
 import json
 import os
@@ -59,12 +59,12 @@ def list_command_lines() -> Iterator[bytes]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             yield path.read_bytes()
-        except OSError:  # ended
+        except OSError:  # the process has ended
             continue
 
 
 def find_in_files(folder: Path, *secrets: str, readable_by: int) -> set[Path]:
-    """The files with one of the secrets and one of these permissions."""
+    """Return the files with one of the secrets and one of these permissions."""
     found = set[Path]()
     for path in (Path(parent, name) for parent, _, names in os.walk(folder) for name in names):
         try:
@@ -72,7 +72,7 @@ def find_in_files(folder: Path, *secrets: str, readable_by: int) -> set[Path]:
             if stat.S_ISREG(status.st_mode) and status.st_mode & readable_by:
                 content = path.read_bytes()
                 found.update({path} if any(secret.encode() in content for secret in secrets) else ())
-        except OSError:  # removed meanwhile
+        except OSError:  # the file was removed meanwhile
             continue
     return found
 
@@ -80,7 +80,7 @@ def find_in_files(folder: Path, *secrets: str, readable_by: int) -> set[Path]:
 def test_secrets_are_in_no_command_line_and_in_no_file_that_others_can_read(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    folder = tmp_path_factory.mktemp("s")  # short: it has sockets
+    folder = tmp_path_factory.mktemp("s")  # a short path, because the folder has sockets
     config, others = write_run(folder), stat.S_IRGRP | stat.S_IROTH
     environment = {**os.environ, "SERVICE": REFERRED, "TMPDIR": str(folder)}
     command = [*ASTERISM, "run", str(config), "--set", f"runs_folder={folder}"]
@@ -94,7 +94,7 @@ def test_secrets_are_in_no_command_line_and_in_no_file_that_others_can_read(
             exposed |= {line for line in list_command_lines() if LITERAL.encode() in line or REFERRED.encode() in line}
             exposed |= find_in_files(folder, LITERAL, REFERRED, readable_by=others)
             num_looks += 1
-            time.sleep(0.2)  # wait for other processes
+            time.sleep(0.2)  # waits for other processes
         output = process.communicate()[0]
     assert num_looks > 5
     assert "key=${SERVICE}" in output, "the run must show the error of the reward function"

@@ -1,4 +1,4 @@
-"""`asterism run` with [[stages]] and real processes: killed in a stage, resumed, ended early, and with unsolved problems."""
+"""`asterism run` with [[stages]] is killed in a stage, resumed, ended early, and trains on unsolved problems."""
 
 import json
 import subprocess
@@ -60,7 +60,7 @@ def model(finished_run: tuple[RunFolder, str]) -> Path:
 
 @pytest.fixture(scope="module")
 def staged(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StagesFolder]:
-    """A run that was killed in its second stage and then resumed. Its model has had a cold start before."""
+    """Return a run that was killed in its second stage and then resumed. Its model had a cold start before."""
     folder = tmp_path_factory.mktemp("stages")
     text = (ROOT / "configs" / "tiny.toml").read_text().replace("steps = 60\n", "steps = 2\n")
     (folder / "stages.toml").write_text(text + STAGES)
@@ -93,7 +93,7 @@ def _read_export(folder: RunFolder, step: int) -> dict[str, torch.Tensor]:
     return load_file(path)
 
 
-def test_each_stage_begins_with_the_last_weights_of_the_one_before(staged: StagesFolder) -> None:
+def test_each_stage_begins_with_the_last_weights_of_the_stage_before(staged: StagesFolder) -> None:
     first, second, third = list_stages(staged)
     for before, after in ((first, second), (second, third)):
         end, begin = read_weights(before, list_saved_steps(before.checkpoints)[-1]), read_weights(after, 0)
@@ -114,7 +114,7 @@ def test_a_rule_ends_a_stage_and_its_last_step_is_saved(staged: StagesFolder) ->
 
 
 def test_the_last_stage_has_the_unsolved_problems_of_an_independent_count(staged: StagesFolder) -> None:
-    """From the event log instead of the structured logs."""
+    """The count uses the event log instead of the structured logs."""
     _, before, last = list_stages(staged)
     groups: dict[int, StartGroup] = {}
     rewards: defaultdict[int, dict[int, float]] = defaultdict(dict)
@@ -164,7 +164,7 @@ def test_the_report_shows_all_stages(staged: StagesFolder) -> None:
 
 
 @pytest.mark.nightly
-def test_a_stage_is_repeated_from_the_results_of_the_one_before(staged: StagesFolder, model: Path) -> None:
+def test_a_stage_is_repeated_from_the_results_of_the_stage_before(staged: StagesFolder, model: Path) -> None:
     first, second, third = list_stages(staged)
     kept = [(folder.metrics.read_text(), read_weights(folder, 2)) for folder in (first, second)]
     launched = third.launch_counter.stat().st_mtime_ns

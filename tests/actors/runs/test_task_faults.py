@@ -1,4 +1,4 @@
-"""Whole runs of tasks with failing code: every trajectory ends once, by cause, and no failure becomes a reward.
+"""Tasks with failing code: every trajectory ends once, by cause, and no failure becomes a reward.
 
 The model is untrained. Digits also end its turns, so that the turns of dialogues reach `step`.
 """
@@ -125,7 +125,7 @@ ROLLOUTS = 4
 
 
 def write_run(folder: Path, *names: str) -> Path:
-    """The configuration of a run with these tasks, each with four rows."""
+    """Write the configuration of a run with these tasks, each with four rows."""
     (folder / "code.py").write_text(CODE)
     classes = {"world": "World", "talk": "User", "mortal": "Mortal", "replayable": "Replayable", "unscored": "User"}
     functions = {"talk": "score_some", "unscored": "score_none"}
@@ -150,7 +150,7 @@ def run(folder: Path, *names: str) -> tuple[RunFolder, subprocess.CompletedProce
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A run with all tasks of KINDS. Each of their rows is one group."""
+    """Run all tasks of KINDS. Each of their rows is one group."""
     made, ran = run(tmp_path_factory.mktemp("runs"), *KINDS)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "identical" in ran.stdout
@@ -158,7 +158,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def read_ends(folder: RunFolder) -> Iterator[tuple[str, str, TrajectoryFinished | TrajectoryFailed]]:
-    """Task, kind of the row, and end of each trajectory."""
+    """Yield task, kind of the row, and end of each trajectory."""
     groups: dict[int, tuple[str, str]] = {}
     for event, _ in read_events(folder.events / "rollout-0.sqlite", kinds=["StartGroup"]):
         message = decode(event.frame).message
@@ -172,7 +172,7 @@ def read_ends(folder: RunFolder) -> Iterator[tuple[str, str, TrajectoryFinished 
 
 
 def count_ends(folder: RunFolder, task: str) -> Counter[tuple[str, str]]:
-    """By kind of the row and cause of the failure; an empty cause for a trajectory with a reward."""
+    """Count ends by kind of the row and cause of the failure; the cause is empty for a trajectory with a reward."""
     return Counter(
         (kind, end.cause if isinstance(end, TrajectoryFailed) else "")
         for name, kind, end in read_ends(folder)

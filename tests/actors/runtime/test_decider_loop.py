@@ -1,4 +1,4 @@
-"""The decider loop: undeliverable frames, back-pressure of the log, write errors, and the clock."""
+"""The decider loop handles undeliverable frames, back-pressure of the log, write errors, and the clock."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.real_clock, pytest.mark.timeout(30)]
 
 
 class Echo:
-    """Forwards every message to the peer."""
+    """A decider that forwards every message to the peer."""
 
     def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
         return [Send("peer", event)]
@@ -41,7 +41,7 @@ def released(number: int) -> LeaseReleased:
 @pytest.fixture
 @asynccontextmanager
 async def buses() -> AsyncIterator[tuple[Bus, Bus]]:
-    """The buses of the deciding process and of its peer."""
+    """Yield the buses of the deciding process and of its peer."""
     hub = Hub()
     yield hub.join("head", 1000), hub.join("peer", 1000)
 
@@ -49,7 +49,7 @@ async def buses() -> AsyncIterator[tuple[Bus, Bus]]:
 async def decide_releases(
     log_path: Path, buses: tuple[Bus, Bus], count: int, loop: type[DeciderLoop] = DeciderLoop
 ) -> None:
-    """All messages arrive before the loop starts."""
+    """Decide on messages that all arrive before the loop starts."""
     head, peer = buses
     log = EventLog(log_path)
     for number in range(count):
@@ -94,7 +94,7 @@ async def test_the_loop_stops_receiving_when_too_many_events_wait_for_the_log(
     assert max_pending == 5
 
 
-async def test_a_full_log_stops_receipt(
+async def test_the_loop_stops_receiving_while_the_log_is_full(
     tmp_path: Path, buses: tuple[Bus, Bus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups = threading.Semaphore(0)

@@ -1,4 +1,4 @@
-"""A deciding process, started and recovered, with its real log, bus and heartbeats."""
+"""A deciding process starts and recovers, with its real log, bus and heartbeats."""
 
 import asyncio
 import shutil

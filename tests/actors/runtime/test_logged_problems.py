@@ -1,4 +1,4 @@
-"""Problems from the log of a rollout process: a long run keeps one per problem, not one per group."""
+"""Problems come from the log of a rollout process: a long run keeps one per problem, not one per group."""
 
 from pathlib import Path
 from typing import NoReturn
@@ -21,7 +21,7 @@ def load_no_file() -> NoReturn:
 
 
 def log_group(log: EventLog, position: int) -> int:
-    """The index of its problem."""
+    """Log a group, and return the index of its problem."""
     index = ProblemOrder((NUM_PROBLEMS,), [1.0], RUN.seed).select(position)
     seed = mix(RUN.seed, TRAIN, position)
     group = start_group(1, position, group_id=position, problem=f"problem {index}", ground_truth="1", seed=seed)

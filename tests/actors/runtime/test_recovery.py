@@ -1,4 +1,4 @@
-"""Recovery of a deciding process that is killed at any of its events."""
+"""A deciding process recovers from a kill at any of its events."""
 
 import asyncio
 import contextlib
@@ -81,7 +81,7 @@ def deciders() -> dict[str, Counting]:
 
 
 async def record(folder: Path) -> list[bytes]:
-    """Record 40 messages and their effects in `head.sqlite`; returns the frames that the peer received."""
+    """Record 40 messages and their effects in `head.sqlite`; return the frames that the peer received."""
     hub = Hub()
     head, peer = hub.join("head", 1000, EPOCH), hub.join("peer", 1000, EPOCH + 7)
     log = EventLog(folder / "head.sqlite")
@@ -155,7 +155,7 @@ def test_received_frames_are_counted_from_the_log(path: Path) -> None:
         assert recovery.received == expected
 
 
-def test_unread_messages_to_itself_are_in_its_inbox_after_recovery(path: Path) -> None:
+def test_unread_messages_of_a_process_to_itself_are_in_its_inbox_after_recovery(path: Path) -> None:
     logged = [event for event, _ in read_events(path)]
     self_sent = [event.frame for event in logged if event.sender.startswith("head")]
     for count in range(1, len(logged) + 1, 5):
@@ -213,7 +213,7 @@ def test_a_refused_log_is_closed_by_the_thread_that_read_it(path: Path) -> None:
         asyncio.run(
             asyncio.to_thread(recover, path, "head", EPOCH, recovered_deciders, ("metrics",), 1000, START_FRAMES)
         )
-    assert refused.value.__traceback__ is not None  # it keeps the reader's frames alive
+    assert refused.value.__traceback__ is not None  # the traceback keeps the reader's frames alive
     still_open = [entry.resolve() for entry in Path("/proc/self/fd").iterdir()]
     assert path.resolve() not in still_open
 
@@ -233,7 +233,7 @@ def test_recovery_refuses_a_log_with_gaps(path: Path, tmp_path: Path) -> None:
         recover(copy, "head", EPOCH, deciders(), ("metrics",), 1000, START_FRAMES)
 
 
-def test_recovery_refuses_a_message_to_itself_that_it_never_sent(path: Path) -> None:
+def test_recovery_refuses_a_message_of_a_process_to_itself_that_it_never_sent(path: Path) -> None:
     frame = encode(Envelope("head/one", "head/two", LeaseReleased(999, 1)))
     logged = [
         (event._replace(frame=frame), decision) if event.sender == "head/one" else (event, decision)
@@ -245,7 +245,7 @@ def test_recovery_refuses_a_message_to_itself_that_it_never_sent(path: Path) -> 
 
 @pytest.mark.real_clock
 async def test_no_effect_leaves_before_its_event_is_in_the_log(tmp_path: Path) -> None:
-    """When the peer receives a frame, its event is in the file; no event is acknowledged earlier."""
+    """When the peer receives a frame, the event is in the file; no event is acknowledged earlier."""
     hub = Hub()
     head, peer = hub.join("head", 1000, EPOCH), hub.join("peer", 1000)
     log = EventLog(tmp_path / "head.sqlite")
@@ -268,12 +268,12 @@ def _trajectories(path: Path) -> set[int]:
 
 
 async def test_services_receive_no_message_before_its_event_is_in_the_log() -> None:
-    """The loop ends only after the last one is delivered."""
+    """The loop ends only after the last message is delivered."""
     kept, steps = CommittedLog(), list[int]()
 
     async def note(message: AnyMessage) -> None:
         assert isinstance(message, MetricsRecorded)
-        assert sum(event.actor == "two" for event in kept.events) >= message.step  # the number of the event
+        assert sum(event.actor == "two" for event in kept.events) >= message.step  # the step is the number of the event
         steps.append(message.step)
 
     hub = Hub()

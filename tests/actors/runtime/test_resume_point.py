@@ -1,4 +1,4 @@
-"""The step at which a run resumes when its newest checkpoints are damaged."""
+"""A run chooses the step at which it resumes when its newest checkpoints are damaged."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def save(checkpoint: Path, step: int) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    """After five steps, with checkpoints of 0, 3 and 5."""
+    """Make a run with five steps, with checkpoints of 0, 3 and 5."""
     folder = RunFolder(tmp_path)
     for step in (0, 3, 5):
         save(folder.get_checkpoint_path(step), step)
@@ -55,7 +55,7 @@ def choose(folder: RunFolder, run: RunConfig = RUN) -> tuple[int | None, list[st
     return choose_resume_step(folder, run, lines.append), lines
 
 
-def test_whole_checkpoints_give_the_newest_step_without_a_line(folder: RunFolder) -> None:
+def test_with_undamaged_checkpoints_the_newest_step_is_chosen_without_a_printed_line(folder: RunFolder) -> None:
     assert choose(folder) == (5, [])
 
 
@@ -97,7 +97,7 @@ def test_a_checkpoint_that_lost_its_state_file_is_named(folder: RunFolder) -> No
     assert "trainer/state.json: missing" in line
 
 
-def test_without_a_whole_checkpoint_every_resume_is_refused_with_a_remedy(folder: RunFolder) -> None:
+def test_without_an_undamaged_checkpoint_every_resume_is_refused_with_a_remedy(folder: RunFolder) -> None:
     for each in (0, 3, 5):
         damage(folder, each)
     for _ in range(2):
@@ -105,7 +105,7 @@ def test_without_a_whole_checkpoint_every_resume_is_refused_with_a_remedy(folder
             choose(folder)
 
 
-def test_a_damaged_export_does_not_matter_to_training(folder: RunFolder) -> None:
+def test_a_damaged_export_does_not_prevent_training(folder: RunFolder) -> None:
     damage(folder, 5, "model.safetensors")
     assert choose(folder) == (5, [])
 
@@ -117,7 +117,7 @@ def test_a_damaged_step_0_is_refused_if_training_needs_its_weights(folder: RunFo
         choose(folder, replace(RUN, learner=change_learner(RUN.learner, kl_coef=0.1)))
 
 
-def test_a_damaged_checkpoint_within_the_cold_start_begins_it_again(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_within_the_cold_start_restarts_the_cold_start(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     save(folder.partial_cold_start, 40)
     path = folder.partial_cold_start / "trainer" / "state.json"

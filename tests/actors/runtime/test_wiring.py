@@ -1,4 +1,4 @@
-"""Loading the run's questions as prompts, and skipping prompts that are too long."""
+"""The run's questions are loaded as prompts, and prompts that are too long are skipped."""
 
 import json
 from pathlib import Path

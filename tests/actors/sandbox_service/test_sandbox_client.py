@@ -1,4 +1,4 @@
-"""The client of a served sandbox: matches results to requests and notices the server's end."""
+"""The client of a served sandbox matches results to requests and detects the server's end."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""The server of a sandbox: no message ends it, and its clients do not affect each other."""
+"""No message ends the server of a sandbox, and its clients do not affect each other."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ HONEST = "client-1"
 
 
 class BrittleSandbox:
-    """Answers a call with the number of cells that its notebook has run; raises for code that is no number."""
+    """A sandbox that answers a call with the number of cells of its notebook; raises for code that is no number."""
 
     def __init__(self) -> None:
         self.notebooks: dict[int, int] = {}
@@ -174,7 +174,7 @@ async def test_each_client_has_its_own_trajectories() -> None:
         assert {mix(each) for each in served.sandbox.notebooks} == {mix(each) for each in extremes}
 
 
-async def test_further_clients_get_a_clear_answer_until_another_ends() -> None:
+async def test_clients_over_the_limit_get_a_clear_answer_until_another_client_ends() -> None:
     async with serving(max_clients=1) as served:
         first, second = served.connect(HONEST), served.connect("client-2")
         assert await count_cells(first, 7) == "1"
@@ -213,7 +213,7 @@ async def test_the_cells_that_the_server_keeps_for_a_client_are_bounded(monkeypa
     large = (cell(1, 0, "3"), cell(1, 1, "x" * (400 << 10)), cell(1, 2, "x" * (400 << 10)))
     async with serving() as served:
         client, other = served.connect(HONEST), served.connect("client-2")
-        for trajectory_id in (1, 1, 1, 2, 3):  # a second restore replaces the first; those of 2 and 3 do not fit
+        for trajectory_id in (1, 1, 1, 2, 3):  # a second restore replaces the first; the restores of 2 and 3 do not fit
             await client.send(SERVED_ADDRESS, SessionRestored(trajectory_id, large))
         assert await count_cells(client, 1) == "4"
         for trajectory_id in (2, 3):

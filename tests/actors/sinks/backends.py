@@ -1,4 +1,4 @@
-"""Reads the local stores of TensorBoard, W&B, MLflow and Trackio, with the packages' own readers where they have one."""
+"""Tests read the local stores of TensorBoard, W&B, MLflow and Trackio, with the packages' own readers if possible."""
 
 import json
 import sqlite3
@@ -10,12 +10,12 @@ import msgspec
 from asterism.actors.sinks.metric_records import build_record
 from asterism.configs.run_folder import RunFolder
 
-BLOCK_BYTES, FILE_HEADER_BYTES, HEADER_BYTES = 32_768, 7, 7  # of W&B's files, which have the format of LevelDB's logs
+BLOCK_BYTES, FILE_HEADER_BYTES, HEADER_BYTES = 32_768, 7, 7  # W&B's files have the format of LevelDB's logs
 FULL, FIRST, LAST = 1, 2, 4
 
 
 class Stored(NamedTuple):
-    """What a backend has of a run: values in the order in which they were written, by name and step."""
+    """Values of a run in a backend, in the order of their writes, by name and step."""
 
     runs: set[str]  # identities of the runs of the project
     values: dict[tuple[str, int], list[float]]
@@ -23,7 +23,7 @@ class Stored(NamedTuple):
 
 
 def expected_values(folder: RunFolder) -> dict[tuple[str, int], float]:
-    """By name and step, from metrics.jsonl."""
+    """Return the values of metrics.jsonl, by name and step."""
     records = [build_record(number, line) for number, line in enumerate(folder.metrics.read_bytes().splitlines())]
     return {(name, record.step): value for record in records for name, value in record.values.items()}
 
@@ -84,7 +84,7 @@ def _read_blocks(content: bytes) -> Iterator[bytes]:
 
 
 def _mlflow(folder: RunFolder) -> Stored:
-    """By SQL: the package takes seconds to import."""
+    """Read by SQL: the package takes seconds to import."""
     with sqlite3.connect(folder.path / "mlflow.db") as database:
         rows = database.execute("SELECT key, step, value FROM metrics ORDER BY timestamp").fetchall()
         tags = database.execute("SELECT value FROM tags WHERE key = 'asterism.run_id'").fetchall()
@@ -110,7 +110,7 @@ def _trackio(folder: RunFolder) -> Stored:
 
 
 def _flatten(config: dict[str, object]) -> dict[str, str]:
-    """One level of tables."""
+    """Flatten one level of tables."""
     tables = {key: value for key, value in config.items() if isinstance(value, dict)}
     return {f"{table}.{key}": str(value) for table, values in tables.items() for key, value in values.items()}
 

@@ -1,4 +1,4 @@
-"""Each backend receives what metrics.jsonl has: from processes that deliver recorded lines, and during a run."""
+"""Each backend receives the lines of metrics.jsonl: from processes that deliver recorded lines, and during a run."""
 
 import json
 import os
@@ -87,7 +87,7 @@ def test_texts_of_health_reports_are_delivered(tmp_path: Path) -> None:
 
 @pytest.fixture
 def silent_server() -> Iterator[str]:
-    """The URL of a server that accepts connections and never answers."""
+    """Yield the URL of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
@@ -95,7 +95,7 @@ def silent_server() -> Iterator[str]:
 def test_every_backend_has_the_metrics_of_a_run_that_was_killed_and_resumed(
     tmp_path: Path, start: Start, silent_server: str
 ) -> None:
-    """Before the kill MLflow's server does not answer, which changes nothing for the run and the other backends."""
+    """Before the kill MLflow's server does not answer, which affects neither the run nor the other backends."""
     folder, sinks = RunFolder(tmp_path / "demo"), json.dumps(SINKS)
     settings = (f"metrics.sinks={sinks}", "metrics.wandb_mode=offline")
     first = start(tmp_path, *settings, f"metrics.mlflow_uri={silent_server}")

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def deliver_all(folder: RunFolder, sink: FileSink | None = None) -> list[str]:
-    """What the file of the sink has after the delivery."""
+    """Deliver all lines, and return the content of the sink's file."""
     output = folder.path / "out"
     used = sink or FileSink(output)
     deliver(folder, "wandb", lambda: used, lambda: True)
@@ -36,7 +36,7 @@ def deliver_all(folder: RunFolder, sink: FileSink | None = None) -> list[str]:
 
 
 class UnreliableSink(FileSink):
-    """Raises before the record with the number `fails_at`."""
+    """A sink that raises before the record with the number `fails_at`."""
 
     def __init__(self, path: Path, fails_at: int, is_durable: bool = True) -> None:
         super().__init__(path)
@@ -84,7 +84,7 @@ def test_an_incomplete_line_waits_for_its_end(folder: RunFolder) -> None:
     assert lines.read_new() == [b'{"kind":2}']
 
 
-def test_records_that_a_failing_sink_has_not_taken_are_undelivered_and_delivered_later(folder: RunFolder) -> None:
+def test_records_that_a_failing_sink_has_not_accepted_are_delivered_later(folder: RunFolder) -> None:
     total = 2 * MAX_BATCH + 1
     write_lines(folder, *(step(number) for number in range(total)))
     with pytest.raises(ConnectionError):
@@ -94,7 +94,7 @@ def test_records_that_a_failing_sink_has_not_taken_are_undelivered_and_delivered
     assert numbers == [*range(MAX_BATCH + 5), *range(MAX_BATCH, total)]
 
 
-def test_a_sink_that_confirms_at_its_end_receives_everything_since_its_last_end_again(folder: RunFolder) -> None:
+def test_a_sink_that_confirms_when_it_closes_receives_all_records_since_its_last_close_again(folder: RunFolder) -> None:
     write_lines(folder, step(1))
     deliver_all(folder, UnreliableSink(folder.path / "out", fails_at=99, is_durable=False))
     write_lines(folder, step(1), step(2), step(3), step(4))
@@ -160,6 +160,6 @@ def test_a_second_process_cannot_deliver_to_the_same_sink(folder: RunFolder) -> 
     assert deliver_all(folder) == ["0", "closed"]
 
 
-def test_no_record_is_needed(folder: RunFolder) -> None:
+def test_a_file_without_records_can_be_delivered(folder: RunFolder) -> None:
     assert deliver_all(folder) == ["closed"]
     assert count_undelivered(folder, "wandb") == (0, 0)

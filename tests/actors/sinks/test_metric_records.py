@@ -1,4 +1,4 @@
-"""Names, values and axes of the records that sinks deliver."""
+"""Records for sinks have these names, values and axes."""
 
 import re
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_a_name_has_only_characters_that_every_backend_accepts(key: str) -> None
     assert re.fullmatch(r"[\w.-]+", clean_name(key), re.ASCII)
 
 
-def test_a_name_is_not_the_folder_of_another_name() -> None:
+def test_no_name_is_the_path_of_a_folder_of_another_name() -> None:
     """MLflow's file store keeps a metric in a file with its name."""
     assert clean_name("reward: format") == "reward-format"
 

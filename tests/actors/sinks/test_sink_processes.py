@@ -1,4 +1,4 @@
-"""Processes of sinks: a sink that hangs, fails or is killed delays neither the run nor the other sinks, and loses nothing."""
+"""A process of a sink that hangs, fails or is killed delays neither the run nor other sinks, and loses no record."""
 
 import asyncio
 import os
@@ -144,7 +144,7 @@ async def test_a_damaged_ledger_does_not_fail_the_run(folder: RunFolder) -> None
     run.sinks.start()
     finishing = asyncio.create_task(run.sinks.finish())
     await run.wait_for_output("tensorboard", "closed")
-    run.behaviours["wandb"] = "ends"  # until now each of its processes ends with the error of the ledger
+    run.behaviours["wandb"] = "ends"  # until now each process of this sink ends with the error of the ledger
     await finishing
     assert "wandb.jsonl: damaged" in run.printed[-1]
     assert run.read_output("tensorboard")[-1] == "closed"

@@ -1,4 +1,4 @@
-"""Solved problems of a run's structured logs, and the data without them."""
+"""The structured logs of a run show the solved problems; data are written without them."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def write_logs(folder: RunFolder, groups: list[tuple[int, str, list[float | None]]], size: int = 2) -> None:
-    """`groups`: id, problem and the rewards of ended rollouts; None for a failed one."""
+    """Write logs. `groups` have id, problem and the rewards of ended rollouts; None for a failed one."""
     starts = [_start(group_id, problem, size) for group_id, problem, _ in groups]
     ends = [
         _end(group_id, 10 * group_id + place, reward)
@@ -57,7 +57,7 @@ def make_results(*solved: str, visited: tuple[str, ...] = ()) -> ProblemResults:
     return ProblemResults({*solved, *visited}, set(solved))
 
 
-def test_a_problem_is_solved_if_all_rollouts_of_its_last_group_are(folder: RunFolder) -> None:
+def test_a_problem_is_solved_if_all_rollouts_of_its_last_group_are_successes(folder: RunFolder) -> None:
     write_logs(
         folder,
         [
@@ -137,7 +137,7 @@ def test_a_repeated_row_does_not_return_a_solved_problem(tmp_path: Path) -> None
     )
 
 
-def test_no_file_is_left_if_everything_is_solved(tmp_path: Path) -> None:
+def test_no_file_is_left_if_all_problems_are_solved(tmp_path: Path) -> None:
     source, target = tmp_path / "train.jsonl", tmp_path / "unsolved.jsonl"
     source.write_text('{"question": "1 + 1?", "answer": "2"}\n')
     with pytest.raises(UnusableInput, match="all 1 problems are solved"):

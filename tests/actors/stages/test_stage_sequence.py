@@ -1,4 +1,4 @@
-"""The order of stages, and the flags of `asterism run`, with runs that only leave the files of a finished run."""
+"""Stages run in order by the flags of `asterism run`; these runs only write the files of a finished run."""
 
 import json
 import shutil
@@ -37,17 +37,17 @@ problems = "unsolved"
 rl.steps = 2
 """
 NEW_RUN = StageSelection()
-POSITION = 96  # of the data, after the last step
+POSITION = 96  # position in the data after the last step
 
 
 class Runs:
-    """Runs stages: `ending` is the exit code by name of the stage, 0 by default."""
+    """A runner of stages: `ending` is the exit code by name of the stage, 0 by default."""
 
     def __init__(self, folder: Path) -> None:
         self.config = folder / "run.toml"
         self.config.write_text(CONFIG)
         self.runs = folder / "runs"
-        self.started: list[tuple[str, bool]] = []  # with whether it was resumed
+        self.started: list[tuple[str, bool]] = []  # names of started stages, and whether each was resumed
         self.configurations: dict[str, RunConfig] = {}
         self.endings: dict[str, int] = {}
         self.printed: list[str] = []
@@ -77,7 +77,7 @@ class Runs:
         return 0
 
     def _write_end(self, folder: RunFolder, run: RunConfig) -> None:
-        """A checkpoint, the cursor of the last step, and logs of one solved problem."""
+        """Write a checkpoint, the cursor of the last step, and logs of one solved problem."""
         self._write_checkpoint(folder, run.rl.steps)
         log = EventLog(folder.events / "head.sqlite")
         collected = StepCollected(run.rl.steps, 1, StepCounts(), {}, BufferCursor(POSITION))
@@ -102,7 +102,7 @@ def runs(tmp_path: Path) -> Runs:
     return Runs(tmp_path)
 
 
-def test_each_stage_continues_the_one_before(runs: Runs) -> None:
+def test_each_stage_continues_the_stage_before(runs: Runs) -> None:
     assert runs.run() == 0
     assert runs.started == [("1_short", False), ("2_longer", False), ("3_hard", False)]
     short, longer, hard = (runs.configurations[name] for name in ("1_short", "2_longer", "3_hard"))
@@ -146,7 +146,7 @@ TASKS_OF_A_STAGE = CONFIG.replace('optimizer = "reset"', 'tasks = [{ name = "sql
         (f"log.events = false\nlog.verify = false\n{CONFIG}", r"longer: .*set log\.events = true, or problem_order"),
     ],
 )
-def test_a_stage_that_could_not_continue_the_one_before_is_refused_before_any_trains(
+def test_a_stage_that_could_not_continue_the_stage_before_is_refused_before_any_stage_trains(
     runs: Runs, config: str, message: str
 ) -> None:
     runs.config.write_text(config)
@@ -155,7 +155,7 @@ def test_a_stage_that_could_not_continue_the_one_before_is_refused_before_any_tr
     assert not runs.started
 
 
-def test_a_stage_that_fails_ends_the_run_and_resume_continues_there(runs: Runs) -> None:
+def test_a_stage_that_fails_ends_the_run_and_resume_continues_with_this_stage(runs: Runs) -> None:
     runs.endings["2_longer"] = 1
     assert runs.run() == 1
     assert runs.started == [("1_short", False), ("2_longer", False)]
@@ -201,7 +201,7 @@ def test_a_resume_keeps_the_names_and_numbers_of_begun_stages(runs: Runs) -> Non
 @pytest.mark.parametrize(
     "change", ["stages.longer.optimizer=keep", "stages.longer.problem_order=restart", "stages.hard.problems=all"]
 )
-def test_a_finished_stage_with_other_keys_of_its_own_is_refused(runs: Runs, change: str) -> None:
+def test_a_finished_stage_with_other_values_of_its_keys_is_refused(runs: Runs, change: str) -> None:
     runs.run()
     with pytest.raises(RunFolderError, match="finished with another configuration"):
         runs.run(StageSelection(resume=True), change)
@@ -213,7 +213,7 @@ def test_a_finished_stage_with_another_configuration_is_refused(runs: Runs) -> N
         runs.run(StageSelection(resume=True), "stages.longer.rl.steps=7")
 
 
-def test_from_stage_repeats_this_stage_and_those_after_it(runs: Runs) -> None:
+def test_from_stage_repeats_this_stage_and_the_later_ones(runs: Runs) -> None:
     runs.run()
     with pytest.raises(RunFolderError, match="2_longer: this stage exists; --resume continues"):
         runs.run(StageSelection(first="longer"))

@@ -1,4 +1,4 @@
-"""Manifests: every change of a listed file is found, and the message names the file."""
+"""Manifests find every change of a listed file, and the message names the file."""
 
 import random
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_only_the_chosen_names_are_read(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_flip_in_the_manifest_is_noticed_or_without_effect(folder: Path) -> None:
-    """A changed name of a file is that of a missing one."""
+    """A changed name in the manifest is the name of a missing file."""
     path = folder / MANIFEST_NAME
     original, manifest = path.read_bytes(), read_manifest(folder)
     chosen = random.Random(0)
@@ -79,7 +79,7 @@ def test_a_flip_in_the_manifest_is_noticed_or_without_effect(folder: Path) -> No
             assert str(path) in str(error)
 
 
-def test_a_file_of_no_manifest_is_not_checked(tmp_path: Path) -> None:
+def test_a_file_without_a_manifest_is_not_checked(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"a")
     check_file(tmp_path / "a")
     assert find_damage(tmp_path) is None

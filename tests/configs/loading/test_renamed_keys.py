@@ -1,4 +1,4 @@
-"""Former names are refused with the present ones, rewritten in files, and read in run folders."""
+"""Former names are refused with the present ones, rewritten in files, and accepted in run folders."""
 
 import tomllib
 from io import StringIO
@@ -78,7 +78,7 @@ learner.optimizer.warmup_steps = 0
 def test_every_present_name_is_a_key_and_no_former_name_is() -> None:
     assert [new for new in RENAMED_KEYS.values() if find_annotation(RunConfig, new.split(".")) is None] == []
     former = [old for old in RENAMED_KEYS if find_annotation(RunConfig, old.split(".")) is not None]
-    assert former == ["learner.loss"]  # a table now
+    assert former == ["learner.loss"]  # the key is a table now
 
 
 def test_a_file_is_rewritten_with_its_comments(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_tables_of_one_line_are_rewritten() -> None:
     assert migrate_text("learner = { lr = 1, ranks = 2 }\n") == "learner = { optimizer.lr = 1, ranks = 2 }\n"
 
 
-def test_a_file_that_lines_cannot_express_is_refused_unchanged(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_rewritten_line_by_line_is_refused_and_stays_unchanged(tmp_path: Path) -> None:
     text = '"learner" = { "lr" = 1 }\n'
     (tmp_path / "run.toml").write_text(text)
     with pytest.raises(ConfigError, match=r"rename by hand: learner.lr -> learner.optimizer.lr"):
@@ -145,7 +145,7 @@ def test_the_configuration_of_an_earlier_run_folder_is_read(tmp_path: Path) -> N
     assert (run.evaluation.sampling.temperature, run.evaluation.sampling.top_k) == (0.7, 3)
 
 
-def test_a_parsed_configuration_is_migrated_as_its_text_is() -> None:
+def test_a_parsed_configuration_is_migrated_like_its_text() -> None:
     table = tomllib.loads(OLD)
     migrate(table)
     assert table == tomllib.loads(NEW)

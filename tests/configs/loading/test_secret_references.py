@@ -1,4 +1,4 @@
-"""References to environment variables, and texts without their values."""
+"""References to environment variables are resolved, and texts hide their values."""
 
 import pytest
 

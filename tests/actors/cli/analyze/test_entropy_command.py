@@ -1,4 +1,4 @@
-"""`asterism analyze entropy` on a finished run."""
+"""`asterism analyze entropy` reads a finished run."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ STEPS = 3
 
 
 def compute_entropies(checkpoint: Path, record: TokenRecord) -> torch.Tensor:
-    """In nats, of the generated tokens, by transformers."""
+    """Return the entropies in nats of the generated tokens, computed by transformers."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     ids = torch.from_numpy(np.frombuffer(record.token_ids, np.int32).astype(np.int64))
     is_generated = torch.from_numpy(np.frombuffer(record.loss_mask, np.uint8).astype(bool))
@@ -48,7 +48,7 @@ def test_entropies_of_a_run_are_those_of_its_checkpoint(finished_run: tuple[RunF
     assert (folder.path / f"entropy_{STEPS:06d}.png").exists()
 
 
-def test_the_answers_of_all_tasks_count() -> None:
+def test_tags_of_the_answers_of_all_tasks_are_used() -> None:
     other = {"answer_open": "<x>", "answer_close": "</x>"}
     tasks = [{"name": "a", "data": "a.jsonl"}, {"name": "b", "data": "b.jsonl", "dialogue": other}]
     run = msgspec.convert({"name": "r", "tasks": tasks}, RunConfig)
@@ -62,5 +62,5 @@ def test_only_trajectories_of_the_step_are_chosen(finished_run: tuple[RunFolder,
     versions = [np.frombuffer(each.record.versions, np.int32) for each in chosen]
     assert {version for each in versions for version in each.tolist()} == {-1, 1}
     assert chosen == choose_trajectories(folder, 1, 5, seed=3)
-    with pytest.raises(UnusableInput, match=r"no trajectory of step 9 is logged; logged are those of: 0, 1, 2, 3"):
+    with pytest.raises(UnusableInput, match=r"no trajectory of step 9 is logged; logged steps: 0, 1, 2, 3"):
         choose_trajectories(folder, 9, 5, seed=0)

@@ -1,4 +1,4 @@
-"""A chat session with a scripted engine and sandbox, without processes."""
+"""Chat sessions with a scripted engine and sandbox run without processes."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ SAMPLING = Sampling(temperature=0.5, top_p=0.9, top_k=3)
 
 
 class ScriptedLines:
-    """In the place of `input`: returns lines, then the end of the input. Keeps the prompts."""
+    """A replacement of `input`: returns lines, then the end of the input. Keeps the prompts."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self._lines = list(lines)
@@ -38,7 +38,7 @@ class ScriptedLines:
 
 
 class ScriptedEngine:
-    """Plays texts; keeps the requests."""
+    """An engine that generates given texts and keeps the requests."""
 
     def __init__(self, texts: Sequence[str], tokenizer: TextTokenizer = TOKENIZER) -> None:
         self._texts, self._tokenizer = list(texts), tokenizer
@@ -76,13 +76,13 @@ class ScriptedEngine:
 
 
 class ScriptedSandbox:
-    """Prints the code."""
+    """A sandbox that returns the code as its output."""
 
     def __init__(self) -> None:
         self.calls: list[CodeRequested] = []
         self.endless_call_began = asyncio.Event()
         self.ended: list[int] = []
-        self.restored: list[str] = []  # code of cells
+        self.restored: list[str] = []  # code of restored cells
         self.num_cancelled = 0
 
     async def run(self, call: CodeRequested) -> CodeResult:
@@ -108,7 +108,7 @@ class ScriptedSandbox:
 
 
 class ScriptedServices(TaskServices):
-    """Outcomes by method; a call without an outcome never ends."""
+    """Services with one outcome per method; a call without an outcome never ends."""
 
     def __init__(self, outcomes: Mapping[str, EnvironmentOutcome | None]) -> None:
         super().__init__({}, {})
@@ -126,7 +126,7 @@ class ScriptedServices(TaskServices):
 
 
 class RecordedView:
-    """All that is shown, as text."""
+    """A view that records all shown texts."""
 
     def __init__(self, tokenizer: TextTokenizer = TOKENIZER) -> None:
         self.text, self._tokenizer = "", tokenizer
@@ -166,5 +166,5 @@ class ScriptedChat:
         )
 
     def read_prompt(self, number: int) -> str:
-        """The text that the engine got with its request `number`."""
+        """Return the text of the prompt in the engine's request `number`."""
         return TOKENIZER.decode(self.engine.requests[number].token_ids.tolist())

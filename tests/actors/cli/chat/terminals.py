@@ -1,4 +1,4 @@
-"""A command in a pseudo-terminal: a test types, and waits for what the command prints."""
+"""A command runs in a pseudo-terminal: a test types, and waits for the output."""
 
 import os
 import pty
@@ -21,14 +21,14 @@ _STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 class Terminal:
     def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
         self.process, self._descriptor = process, descriptor
-        self.output = ""  # all of it, without styles
-        self._seen = 0  # characters before the last awaited text's end
+        self.output = ""  # complete output, without styles
+        self._seen = 0  # number of characters before the end of the last awaited text
 
     def type(self, text: str) -> None:
         os.write(self._descriptor, text.encode())
 
     def wait_for(self, text: str) -> str:
-        """The output since the last awaited text, up to the end of this one."""
+        """Return the output since the last awaited text, up to the end of this one."""
         deadline = time.monotonic() + PATIENCE_S
         while (found := self.output.find(text, self._seen)) < 0:
             assert time.monotonic() < deadline, f"no {text!r} in {self.output[self._seen :]!r}"
@@ -37,7 +37,7 @@ class Terminal:
         return self.output[begin : self._seen]
 
     def interrupt_input(self) -> None:
-        """^C at a prompt. CPython's `input` defers a ^C that arrives after its prompt, but before its `select`."""
+        """Press ^C at a prompt. CPython's `input` defers a ^C that arrives between its prompt and its `select`."""
         deadline = time.monotonic() + PATIENCE_S
         while process_state(self.process.pid) != "S":
             assert time.monotonic() < deadline, f"no wait for input after {self.output!r}"
@@ -45,13 +45,13 @@ class Terminal:
         self.type(CTRL_C)
 
     def wait_for_end(self) -> int:
-        """The exit code."""
+        """Return the exit code."""
         while self._read():
             pass
         return self.process.wait(PATIENCE_S)
 
     def _read(self) -> bool:
-        """False at the end of the output."""
+        """Return False at the end of the output."""
         if not select.select([self._descriptor], [], [], PATIENCE_S)[0]:
             raise AssertionError(f"no output for {PATIENCE_S} s after {self.output!r}")
         try:
@@ -64,7 +64,7 @@ class Terminal:
 
 @contextmanager
 def in_terminal(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Iterator[Terminal]:
-    """As the leader of a session with the terminal; killed at the end if it still runs."""
+    """Start the command as the leader of a session with the terminal; kill it at the end if it still runs."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         command,
@@ -74,7 +74,7 @@ def in_terminal(command: Sequence[str], folder: Path, environment: Mapping[str, 
         cwd=folder,
         env={**os.environ, "TERM": "dumb", **environment},
         start_new_session=True,
-        preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # makes it the controlling terminal
+        preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # opening it makes it the controlling terminal
     )
     os.close(theirs)
     try:

@@ -1,4 +1,4 @@
-"""Messages of several lines, and the display of tokens and control characters."""
+"""A chat reads messages of several lines, and displays tokens and control characters."""
 
 import io
 
@@ -13,7 +13,7 @@ from tests.fakes import END, TOKENIZER
 
 
 def read_messages(*lines: str) -> tuple[list[str], list[str]]:
-    """The messages, and the prompts of all lines."""
+    """Return the messages, and the prompts of all lines."""
     scripted = ScriptedLines(lines)
     reader = MessageReader(scripted, is_interactive=True)
     return list(iter(reader.read, None)), scripted.prompts

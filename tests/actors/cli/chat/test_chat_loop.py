@@ -1,4 +1,4 @@
-"""Messages and commands of a user, with a session that only keeps the texts."""
+"""A chat loop handles a user's messages and commands, with a session that only keeps the texts."""
 
 import io
 import sys
@@ -36,7 +36,7 @@ class KeepingSession:
 
 
 def converse(*lines: str) -> tuple[list[str], str]:
-    """The messages of the session, and the shown text."""
+    """Return the messages of the session, and the shown text."""
     shown = io.StringIO()
     parts: Any = SimpleNamespace(
         rules=SimpleNamespace(dialogue=SimpleNamespace(system="")),
@@ -57,7 +57,7 @@ def test_only_one_line_is_a_command() -> None:
     assert "unknown command /nothing" in shown
 
 
-def test_a_prompt_may_have_bytes_that_are_no_utf_8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_prompt_may_contain_invalid_utf_8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The text is read before the model is loaded."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8"))
     options: Any = None
@@ -67,12 +67,12 @@ def test_a_prompt_may_have_bytes_that_are_no_utf_8(monkeypatch: pytest.MonkeyPat
     assert sys.stdin.errors == "replace"
 
 
-def test_a_refused_first_message_names_no_reset() -> None:
+def test_the_error_for_a_refused_first_message_does_not_suggest_reset() -> None:
     assert "too many tokens\n" in converse(TOO_LONG)[1]
     assert "too many tokens; /reset starts another conversation\n" in converse("a", TOO_LONG)[1]
 
 
-def test_a_closed_standard_input_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_standard_input_counts_as_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     options: Any = None
     with pytest.raises(UnusableInput, match="--prompt: the text is empty"):

@@ -1,4 +1,4 @@
-"""A chat session: history, calls, interrupts, limits, failures and user-defined tasks."""
+"""A chat session has history, calls, interrupts, limits, failures and user-defined tasks."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ def call(code: str, tool: str = "jupyter_code") -> str:
     return f"{THOUGHT}<tool_call>\n{json.dumps({'name': tool, 'arguments': {'code': code}})}\n</tool_call>"
 
 
-async def test_the_tokens_of_a_conversation_are_those_of_a_cold_start_with_its_transcript(tmp_path: Path) -> None:
+async def test_a_conversation_has_the_token_ids_that_a_cold_start_gives_its_transcript(tmp_path: Path) -> None:
     chat = ScriptedChat(call("1"), ANSWER, call("2"), call("3"), ANSWER)
     assert (await chat.session.answer("one"))[:2] == ("answered", 2)
     assert (await chat.session.answer("two")).turns == 3
@@ -66,7 +66,7 @@ async def test_an_interrupted_answer_keeps_its_tokens_and_ends_as_in_a_cold_star
     assert "<reason>I count: 1 2 3...<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n" in prompt
 
 
-async def test_an_interrupt_stops_a_call_and_the_model_reads_that() -> None:
+async def test_an_interrupt_stops_a_call_and_the_model_reads_an_error() -> None:
     chat = ScriptedChat(call(ENDLESS), ANSWER)
     answering = asyncio.ensure_future(chat.session.answer("wait"))
     await chat.sandbox.endless_call_began.wait()
@@ -87,7 +87,7 @@ async def test_an_interrupt_between_a_turn_and_its_call_stops_the_call(monkeypat
     assert "KeyboardInterrupt: interrupted by the user" in chat.read_prompt(1)
 
 
-async def test_the_limits_count_again_after_each_message() -> None:
+async def test_the_limits_start_again_after_each_message() -> None:
     chat = ScriptedChat(call("1"), call("2"), call("3"), call("4"), "1" * 5000, ANSWER, max_turns=2)
     assert [(await chat.session.answer(text)).ending for text in ("a", "b", "c", "d")] == [
         *("turns", "turns", "length", "answered")
@@ -145,7 +145,7 @@ async def test_an_error_of_the_view_stops_the_engine(monkeypatch: pytest.MonkeyP
     assert turn.cancelled()
 
 
-async def test_a_reset_starts_another_conversation_with_other_draws() -> None:
+async def test_a_reset_starts_another_conversation_with_other_random_draws() -> None:
     chat = ScriptedChat(ANSWER, ANSWER)
     await chat.session.answer("a")
     await chat.session.reset()
@@ -191,7 +191,7 @@ async def test_a_dialogue_answers_each_turn_as_the_user() -> None:
     assert chat.view.text.startswith("[environment] Guess.\n<reason>1\n[user] Higher.\n")
 
 
-async def test_an_error_of_a_tool_is_read_by_the_model() -> None:
+async def test_the_model_reads_an_error_of_a_tool() -> None:
     dialogue = build_dialogue_format(DialogueConfig(tools=()), TaskDescription("tools", (ADD,)))
     add = f'{THOUGHT}<tool_call>{{"name": "add", "arguments": {{"amount": 3}}}}</tool_call>'
     chat = ScriptedChat(add, ANSWER, outcomes={"add": EnvironmentRaised("ValueError: no")}, dialogue=dialogue)

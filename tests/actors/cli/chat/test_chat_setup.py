@@ -1,4 +1,4 @@
-"""The parts of a chat: configuration, task, tokenizer and limits; a task of the user in its host process."""
+"""A chat loads its parts: configuration, task, tokenizer and limits; a user's task runs in its host process."""
 
 import json
 from pathlib import Path
@@ -114,7 +114,7 @@ def test_a_row_that_is_missing_is_named(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_and_a_chat_count_the_same_rows(folder: Path) -> None:
-    """Without the unusable ones."""
+    """Both leave out the unusable rows."""
     path = folder / "targets.jsonl"
     path.write_text("{\n" + path.read_text())
     row = load(folder, row=1).row

@@ -1,4 +1,4 @@
-"""`asterism chat` in a pseudo-terminal, with a model that knows its answers by heart and a real sandbox."""
+"""`asterism chat` runs in a pseudo-terminal, with a model trained on fixed answers and a real sandbox."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def chatting(run: RunFolder, *arguments: str) -> AbstractContextManager[Terminal]:
-    """In the folder that has runs/."""
+    """Start a chat in the folder that has runs/."""
     return in_terminal([*ASTERISM, "chat", *arguments], run.path.parent.parent, ENVIRONMENT)
 
 
@@ -44,7 +44,7 @@ def test_a_conversation_with_calls_continues_with_its_history(run: RunFolder, tm
         terminal.wait_for("> ")
         terminal.type("And \\\n")
         terminal.wait_for(". ")
-        terminal.interrupt_input()  # clears the message
+        terminal.interrupt_input()  # ^C clears the message
         terminal.wait_for("> ")
         terminal.type("And 1?\n")
         assert "<answer>\\boxed{1}</answer>\n" in terminal.wait_for("(answered; 1 turn")
@@ -88,7 +88,7 @@ def test_ctrl_c_ends_an_answer_and_its_tokens_stay_in_the_conversation(run: RunF
     assert messages[2]["content"].startswith("<reason>1 1 1")
 
 
-def test_ctrl_c_stops_a_call_and_the_model_reads_that(run: RunFolder) -> None:
+def test_ctrl_c_stops_a_call_and_the_model_reads_an_error(run: RunFolder) -> None:
     with chatting(run, str(run.get_checkpoint_path(3))) as terminal:
         terminal.wait_for("> ")
         terminal.type("Wait.\n")
@@ -117,7 +117,7 @@ def test_a_prompt_is_answered_once(run: RunFolder) -> None:
 
 
 def test_a_chat_without_a_reader_closes_engine_and_sandbox(run: RunFolder) -> None:
-    """The reader ends within the answer."""
+    """The reader ends during the answer."""
     command = [*ASTERISM, "chat", str(run.path), "--prompt", "Count.", "--max-tokens", "16000"]
     environment = {**os.environ, **ENVIRONMENT}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -152,7 +152,7 @@ def test_the_demos_checkpoint_answers_with_its_tool(finished_run: tuple[RunFolde
         (("learned", "--transcript", "none/file"), "--transcript none/file: No such file or directory"),
     ],
 )
-def test_unusable_arguments_are_explained(arguments: tuple[str, ...], message: str, run: RunFolder) -> None:
+def test_unusable_arguments_are_refused_by_name(arguments: tuple[str, ...], message: str, run: RunFolder) -> None:
     found = asterism_chat(run, *arguments)
     assert found.returncode == 2
     assert message in found.stderr

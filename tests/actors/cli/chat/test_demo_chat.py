@@ -1,4 +1,4 @@
-"""^C in a chat with the checkpoint of the demo's whole cold start, in a pseudo-terminal."""
+"""^C interrupts a chat with the checkpoint of the demo's complete cold start, in a pseudo-terminal."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ def chat_with(demo: RunFolder, *flags: str) -> AbstractContextManager[Terminal]:
 
 
 def test_ctrl_c_ends_an_answer(demo: RunFolder) -> None:
-    with chat_with(demo, "--temperature", "50") as terminal:  # nearly uniform: an answer has hundreds of tokens
+    with chat_with(demo, "--temperature", "50") as terminal:  # nearly uniform: answers have hundreds of tokens
         terminal.wait_for("> ")
         for _ in range(20):  # an answer can end before ^C
             terminal.type(QUESTION)

@@ -1,4 +1,4 @@
-"""A run folder with a tiny model that has learned a few dialogues by heart, so that its greedy answers are known."""
+"""This run folder has a tiny model that was trained on a few dialogues until its greedy answers are known."""
 
 import json
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ DIALOGUES = (
 
 
 def make_trained_run(folder: RunFolder, dialogues: Sequence[Sequence[dict[str, Any]]] = DIALOGUES) -> RunFolder:
-    """Checkpoints: step 0 with random weights, and step 3 after training."""
+    """Make checkpoints: step 0 with random weights, and step 3 after training."""
     settings = [f"name={folder.path.name}", f'runs_folder="{folder.path.parent}"', *SETTINGS]
     run = load_run(ROOT / "configs" / "tiny.toml", settings)
     descriptions = {"": DEFAULT_TASK}
@@ -94,7 +94,7 @@ def make_trained_run(folder: RunFolder, dialogues: Sequence[Sequence[dict[str, A
 
 
 def learn(model: CausalLM, sequences: Sequence[list[int]]) -> None:
-    """All tokens of the sequences, except the end of the longest one, so that it never ends."""
+    """Train on all tokens of the sequences, except the end of the longest one, so that it never ends."""
     longest = max(map(len, sequences))
     ids = torch.tensor([[*sequence, *[-1] * (longest - len(sequence))] for sequence in sequences])
     ids[ids.ne(-1).sum(1).argmax(), -2:] = -1

@@ -1,4 +1,4 @@
-"""`asterism data`: its subcommands, with a hub on loopback."""
+"""The subcommands of `asterism data` run with a hub on loopback."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def invoke(*arguments: str) -> Result:
-    """Raises what the command raises."""
+    """Run the command, and raise its exception."""
     result = CliRunner().invoke(app, ["data", *arguments], env={"COLUMNS": "160"})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -141,7 +141,7 @@ def test_rows_are_rendered_as_the_run_tokenizes_them() -> None:
     assert "train.jsonl:1 without its system text or earlier turns" in invoke("render", "run.toml").output
     _, context, trained = invoke("render", "run.toml", "--source", "sft").output.split("-- ")
     assert context.startswith("context, ")
-    assert trained.startswith("trained, 3 tokens: ")  # a line feed, the 2, and the end of turn
+    assert trained.startswith("trained, 3 tokens: ")  # tokens: a line feed, the 2, and the end of turn
     assert trained.endswith("\n\n2<|im_end|>\n")
     with pytest.raises(UnusableInput, match="--task chess: there is no such task"):
         invoke("render", "run.toml", "--task", "chess")
@@ -203,7 +203,7 @@ class _Hub(BaseHTTPRequestHandler):
     def _respond(self) -> None:
         path = self.path.partition("?")[0]
         if "/closed/" in path:
-            return  # without a response
+            return  # returns without a response
         name = path.partition(f"/resolve/{COMMIT}/")[2]
         if path.startswith("/api/datasets/some/sums/revision/"):
             content = json.dumps({"id": "some/sums", "sha": COMMIT}).encode()
@@ -239,7 +239,7 @@ def hub() -> Iterator[str]:
 
 
 def fetch(endpoint: str, *arguments: str) -> CompletedProcess[str]:
-    """In a process of its own: huggingface_hub reads its settings when it is imported."""
+    """Fetch in a separate process: huggingface_hub reads its settings when it is imported."""
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(Path("hub").absolute()), "HF_HUB_DISABLE_XET": "1"}
     command = [sys.executable, "-m", "asterism.actors.cli.main", "data", "fetch", *arguments]
     environment = os.environ | settings | {"PYTHONPATH": str(ROOT)}
@@ -268,7 +268,7 @@ def test_files_of_a_data_set_are_fetched_from_a_hub(hub: str) -> None:
 def test_a_failed_fetch_names_its_cause(hub: str, arguments: tuple[str, ...], problem: str) -> None:
     for folder in "abc":
         Path(folder).mkdir()
-        Path(folder, "other.parquet").touch()  # no file of the data set
+        Path(folder, "other.parquet").touch()  # the data set has no such file
     done = fetch(hub, *arguments)
     assert done.returncode == 2
     assert f"error: {problem}" in done.stderr
@@ -279,7 +279,7 @@ def test_a_failed_fetch_names_its_cause(hub: str, arguments: tuple[str, ...], pr
 
 
 def write_traces(solved: list[int], rollouts: int = 2) -> None:
-    """`solved`: of the rollouts of each row of rows.jsonl."""
+    """`solved` is the number of solved rollouts of each row of rows.jsonl."""
     lines: list[dict[str, Any]] = []
     for row, count in enumerate(solved):
         data = {"name": f"rows.jsonl:{row + 1}", "prompt": f"What is {row} plus 1?", "answer": str(row + 1)}

@@ -1,4 +1,4 @@
-"""`asterism doctor --config`: each problem of the configured run names the keys to change."""
+"""`asterism doctor --config` names the keys to change for each problem of the configured run."""
 
 import json
 import shlex
@@ -37,7 +37,7 @@ SERVED = ("engine.kind=sglang", "dialogue.prompt_tokens=92", "dialogue.response_
 
 
 def interpreter(path: Path, *free_gib: float, version: str = "0.5.23") -> Path:
-    """A program that reports this SGLang version and GPUs with this free memory."""
+    """Write a program that reports this SGLang version and GPUs with this free memory."""
     seen = ["2.13.0", [("A GPU", int(free * GIB), 80 * GIB) for free in free_gib]]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
@@ -55,7 +55,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def port() -> int:
-    """A port that is free, as is the tenth after it."""
+    """Return a free port with a free tenth port after it."""
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))
@@ -82,7 +82,7 @@ def statuses(findings: dict[str, DoctorFinding]) -> dict[str, str]:
 
 
 def find_unusable(name: str, *settings: object) -> str:
-    """The detail of a finding, which must be a finding with which no run begins."""
+    """Return the detail of a finding that must prevent the start of a run."""
     findings = found(*settings)
     assert statuses(findings)[name] == "unusable"
     return findings[name].detail
@@ -213,7 +213,7 @@ class TestEmbedded:
         for key in ("main memory", "space", "dialogue.stop_tokens"):
             assert findings[key].remedy == "Repair model.checkpoint first."
 
-    def test_memory_that_the_plan_needs_and_the_machine_lacks_is_a_warning_with_a_value_that_fits(
+    def test_memory_that_the_machine_lacks_for_the_plan_is_a_warning_with_a_value_that_fits(
         self, checkpoint: Path
     ) -> None:
         settings = (f"model.checkpoint={checkpoint}", "learner.memory.micro_batch_tokens=1000000000")
@@ -270,7 +270,7 @@ def attach(*urls: str) -> str:
 
 @contextmanager
 def answering(info: ServerInfo | None) -> Iterator[str]:
-    """A server with this response at /server_info; None: it responds with 404."""
+    """Serve this response at /server_info; None stands for a 404."""
 
     class Answers(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -292,7 +292,7 @@ def answering(info: ServerInfo | None) -> Iterator[str]:
 
 
 def test_an_unexpected_error_of_a_check_that_the_run_makes_too_is_unusable() -> None:
-    """The run would end with it. In a check of doctor alone it is a warning."""
+    """The run would end with the error. In a check of doctor alone it is a warning."""
 
     def breaks() -> str:
         raise PermissionError("not yours")

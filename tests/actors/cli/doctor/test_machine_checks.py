@@ -1,4 +1,4 @@
-"""`asterism doctor`: each problem is found and has a remedy."""
+"""`asterism doctor` finds each problem and prints a remedy."""
 
 import importlib.metadata
 import json
@@ -81,7 +81,7 @@ class TestDocker:
         assert "systemctl start docker" in stopped.remedy
 
     def test_a_socket_without_permission_is_reported_separately(self, monkeypatch: pytest.MonkeyPatch):
-        def refuse(_: object) -> str:  # the tests may run as root
+        def refuse(_: object) -> str:  # no permission bits, since the tests may run as root
             raise PermissionError(13, "Permission denied")
 
         monkeypatch.setattr(docker_probe, "query_version", refuse)
@@ -114,7 +114,7 @@ class TestDocker:
 
 @contextmanager
 def answering(path: Path, body: str) -> Iterator[list[bytes]]:
-    """Serves one request with `body` and yields the received requests."""
+    """Serve one request with `body`, and yield the received requests."""
     requests: list[bytes] = []
 
     def serve() -> None:
@@ -264,8 +264,8 @@ class TestLimits:
         result = run_check(lambda: machine_checks.check_disk(tmp_path / "runs" / "new"), "Free some.")
         assert (result.status, result.detail) == ("unusable", str(refused.value))
 
-    def test_the_sandbox_is_that_of_the_configuration(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-        """A run with sandbox.backend = "docker" does not begin without an engine; the default one does."""
+    def test_the_sandbox_of_the_configuration_is_checked(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+        """A run with sandbox.backend = "docker" does not start without an engine; a run with the default does."""
 
         def probe(config: SandboxConfig | None) -> Isolation:
             if config is not None and config.backend == "docker":

@@ -1,4 +1,4 @@
-"""`asterism log fork` and `asterism log roc` on the logs and checkpoints of a finished run."""
+"""`asterism log fork` and `asterism log roc` read the logs and checkpoints of a finished run."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def folder(finished_run: tuple[RunFolder, str]) -> RunFolder:
 
 
 def answered(folder: RunFolder, version: int) -> TrajectoryFinished:
-    """The first trajectory that ran a cell and answered in two turns of one policy version."""
+    """Return the first trajectory that ran a cell and answered in two turns of one policy version."""
     for event, _ in read_events(folder.events / "head.sqlite", kinds=["TrajectoryFinished"]):
         message = decode(event.frame).message
         assert isinstance(message, TrajectoryFinished)
@@ -85,7 +85,7 @@ def test_a_branch_without_changes_is_identical_to_the_original(folder: RunFolder
     assert "is identical to the original" in printed
 
 
-def test_branches_with_another_tool_result_diverge_there(folder: RunFolder, tmp_path: Path) -> None:
+def test_branches_with_another_tool_result_diverge_after_the_result(folder: RunFolder, tmp_path: Path) -> None:
     original = answered(folder, 0)
     (tmp_path / "result.txt").write_text("31\n")
     flags = ("--tool-result", str(tmp_path / "result.txt"))
@@ -114,7 +114,7 @@ def test_another_seed_or_checkpoint_gives_other_branches(folder: RunFolder, tmp_
     newest, _ = fork(folder, tmp_path, *where, "--checkpoint", str(folder.get_checkpoint_path(3)))
     assert newest["checkpoint"] == str(folder.get_checkpoint_path(3))
     differences = [branch["beside_original"]["logprob_difference_max"] for branch in newest["branches"]]
-    assert max(each for each in differences if each is not None) > 1e-4  # of another policy
+    assert max(each for each in differences if each is not None) > 1e-4  # another policy generated these tokens
 
 
 def test_invalid_fork_options_are_named(folder: RunFolder, tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_invalid_fork_options_are_named(folder: RunFolder, tmp_path: Path) -> No
     assert "there is no event log" in refused("fork", str(tmp_path), number, "--turn", "1")
 
 
-def test_without_the_turns_checkpoint_the_existing_ones_are_named(folder: RunFolder) -> None:
-    assert not folder.get_checkpoint_path(1).exists()  # the cold start's and the two newest are
+def test_an_error_for_a_missing_checkpoint_lists_the_existing_ones(folder: RunFolder) -> None:
+    assert not folder.get_checkpoint_path(1).exists()  # the run keeps the cold start's checkpoint and the two newest
     number = str(answered(folder, 1).trajectory_id)
     error = refused("fork", str(folder.path), number, "--turn", "1")
     assert "policy version 1, which generated turn 1" in error
@@ -189,7 +189,7 @@ def test_a_log_that_ends_within_a_turn_can_be_forked_with_a_checkpoint(folder: R
 
 
 def copy_run(folder: RunFolder, path: Path) -> RunFolder:
-    """Copies event logs, configuration and descriptions; model and data remain in the original folder."""
+    """Copy event logs, configuration and descriptions; model and data remain in the original folder."""
     shutil.copytree(folder.events, path / "events")
     shutil.copy(folder.task_descriptions, path)
     (path / "config.toml").write_text(folder.config.read_text().replace("$RUN", str(folder.path)))
@@ -213,7 +213,7 @@ def test_a_fork_has_the_determinism_of_its_run(
     monkeypatch.setattr("asterism.actors.cli.log.fork_command.continue_trajectories", record_strictness)
     monkeypatch.setattr(
         "asterism.actors.cli.log.fork_command.suppress_logs", lambda: None
-    )  # its change of structlog would last
+    )  # a change of structlog would last
     monkeypatch.setattr(
         "asterism.engine.inference.embedded_factory.EmbeddedEngine",
         lambda *parts, strict, **more: made.append(("engine", strict)),
@@ -231,7 +231,7 @@ def test_a_log_that_replays_to_other_tokens_is_refused(folder: RunFolder, tmp_pa
     assert changed != resolved
     copy.config.write_text(changed)
     number = str(answered(folder, 0).trajectory_id)
-    checkpoint = str(folder.get_checkpoint_path(0))  # the copy has none, which would be refused before the replay
+    checkpoint = str(folder.get_checkpoint_path(0))  # the copy has no checkpoint, which is checked before the replay
     error = refused("fork", str(tmp_path), number, "--turn", "1", "--checkpoint", checkpoint)
     assert f"trajectory {number} replays differently" in error
 
@@ -248,7 +248,7 @@ def test_a_replayed_trajectory_has_the_end_that_the_head_logged(folder: RunFolde
 
 
 def read_batches(folder: RunFolder) -> list[CompleteBatch]:
-    """The batches of the run, from a replay of the whole head."""
+    """Return the batches of the run, from a replay of the whole head."""
     deciders = build_deciders(HEAD, load_run(folder.config), folder)
     decided = redecide_all(folder.events / "head.sqlite", deciders, since=1)
     return assemble_batches(send.message for _, _, redecision in decided for send in redecision.sends)

@@ -1,4 +1,4 @@
-"""`asterism log story` lists the turns that can be forked, and `log fork` refuses others before it replays a log."""
+"""`asterism log story` lists the turns that can be forked; `log fork` refuses other turns before it replays a log."""
 
 from io import StringIO
 from pathlib import Path
@@ -24,7 +24,7 @@ from tests.recorded import Recording
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    """Trajectory 7 has three turns: two of policy version 2 and one of version 3."""
+    """Make a log in which trajectory 7 has three turns: two of policy version 2 and one of version 3."""
     folder = RunFolder(tmp_path / "run")
     recording = Recording(folder)
     recording.begin()
@@ -50,7 +50,7 @@ def make_options(turn: int, checkpoint: Path | None = None) -> ForkOptions:
     return ForkOptions(7, turn, None, checkpoint, None, 1, [], None)
 
 
-def test_each_turn_has_its_version_and_the_state_of_its_checkpoint(folder: RunFolder) -> None:
+def test_each_turn_is_listed_with_its_version_and_the_problem_of_its_checkpoint(folder: RunFolder) -> None:
     export_model(folder, 2)
     assert read_turn_versions(folder, 7) == {0: 2, 1: 2, 2: 3}
     kept, gone = "", "not kept (learner.checkpoints.keep)"
@@ -62,12 +62,12 @@ def test_each_turn_has_its_version_and_the_state_of_its_checkpoint(folder: RunFo
     ]
 
 
-def test_a_checkpoint_without_a_model_is_named(folder: RunFolder) -> None:
+def test_a_checkpoint_without_an_exported_model_is_reported(folder: RunFolder) -> None:
     folder.get_checkpoint_path(2).mkdir(parents=True)
     assert list_forkable_turns(folder, 7)[0].problem == "without an exported model (learner.checkpoints.export_every)"
 
 
-def test_the_story_ends_with_the_turns(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_story_ends_with_the_forkable_turns(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(_: RunFolder) -> TextContext:
         return text_context()
 
@@ -86,13 +86,13 @@ def test_the_story_ends_with_the_turns(folder: RunFolder, monkeypatch: pytest.Mo
         (-1, "--turn -1: .*trajectory 7 has turns 0 to 2"),
     ],
 )
-def test_a_fork_is_refused_before_a_file_besides_the_log_is_read(folder: RunFolder, turn: int, message: str) -> None:
-    """The folder has neither configuration nor tokenizer: the replay would fail on them."""
+def test_a_fork_is_refused_before_any_file_except_the_log_is_read(folder: RunFolder, turn: int, message: str) -> None:
+    """The folder has neither configuration nor tokenizer: the replay would fail without them."""
     with pytest.raises(UnusableInput, match=message):
         fork_trajectory(folder, make_options(turn), Console(file=StringIO()))
 
 
-def test_a_named_checkpoint_or_a_kept_one_passes_the_first_check(folder: RunFolder, tmp_path: Path) -> None:
+def test_a_given_checkpoint_or_a_kept_one_passes_the_first_check(folder: RunFolder, tmp_path: Path) -> None:
     export_model(folder, 3)
     for options in (make_options(2), make_options(0, tmp_path)):
         with pytest.raises((OSError, UnusableInput), match=r"config\.toml"):

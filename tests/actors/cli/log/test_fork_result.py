@@ -1,4 +1,4 @@
-"""The output of `asterism log fork`, compared with golden text."""
+"""The output of `asterism log fork` is compared with golden text."""
 
 from msgspec.structs import replace
 from rich.console import Console
@@ -44,6 +44,6 @@ def test_diverging_branches_are_shown_from_the_fork_on() -> None:
     assert_matches_golden("fork_diverging", render(fork(*branches)))
 
 
-def test_changed_weights_and_greedy_sampling_are_remarked() -> None:
+def test_remarks_report_changed_weights_and_greedy_sampling() -> None:
     assert_matches_golden("fork_remarks", render(replace(fork(), turn=0, original_versions=(3, 4), temperature=0.0)))
     assert "(original: version unknown)" in render(replace(fork(), original_versions=()))

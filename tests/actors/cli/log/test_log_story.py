@@ -1,4 +1,4 @@
-"""The output of `asterism log story` on a recorded log, compared with golden text."""
+"""The output of `asterism log story` on a recorded log is compared with golden text."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.recorded import Recording
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """One engine has room for one of two trajectories; the second one waits for the first."""
+    """Record a run: an engine has room for one of two trajectories; the second one waits for the first."""
     folder = RunFolder(tmp_path_factory.mktemp("run"))
     recording = Recording(folder, response_tokens=60)
     recording.tell("head/arbiter", EngineJoined("generator-0", 64, 16, 0))
@@ -38,7 +38,7 @@ def test_the_story_shows_waits_with_reason_and_duration(folder: RunFolder, traje
 
 
 def test_the_story_has_every_text_that_the_model_read(tmp_path: Path) -> None:
-    """Two calls in one turn: one is no JSON, and the other runs .01 s after a wait of 1 s."""
+    """One of two calls in a turn is no JSON; the other runs .01 s after a wait of 1 s."""
     folder = RunFolder(tmp_path / "run")
     recording = Recording(folder, max_calls_per_turn=2)
     recording.begin()

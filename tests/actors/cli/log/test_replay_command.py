@@ -1,4 +1,4 @@
-"""`asterism log replay`: shows the first difference side by side, and an actor's state at any event."""
+"""`asterism log replay` shows the first difference side by side, and an actor's state at any event."""
 
 from pathlib import Path
 
@@ -90,7 +90,7 @@ def test_messages_from_before_the_event_are_excluded(folder: RunFolder) -> None:
     assert all(each.event.time >= difference.event.time for each in logged)
 
 
-def test_the_state_is_that_just_after_the_event(folder: RunFolder) -> None:
+def test_the_state_is_the_one_just_after_the_event(folder: RunFolder) -> None:
     called = first(folder, "CodeFinished")
     actors = deciders()
     replay_until(rollout_log(folder), actors, called - 1)

@@ -1,4 +1,4 @@
-"""`asterism log show`: merges events by time, filters them, and follows a live log."""
+"""`asterism log show` merges events by time, filters them, and follows a live log."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -57,8 +57,8 @@ def test_filters_combine(folder: RunFolder) -> None:
 @pytest.mark.parametrize(
     ("text", "kinds"),
     [
-        ('"code": "1"', {"TurnGenerated", "TrajectoryFinished"}),  # generated text
-        ("THE SUM IS", {"CodeFinished", "TrajectoryFinished"}),  # tool output
+        ('"code": "1"', {"TurnGenerated", "TrajectoryFinished"}),  # in generated text
+        ("THE SUM IS", {"CodeFinished", "TrajectoryFinished"}),  # in tool output
         ("q:1", {"StartGroup"}),
         ("nowhere", set()),
     ],

@@ -1,4 +1,4 @@
-"""The `asterism log` subcommands on a run over real processes."""
+"""The `asterism log` subcommands read a run over real processes."""
 
 import json
 import re
@@ -64,7 +64,8 @@ def test_show_follows_a_live_run_until_an_interrupt(folder: RunFolder, tmp_path:
     command = [*ASTERISM, "log", "show", str(live.path), "--follow", "--kind", "StepCollected"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None
-        steps = [re.search(r"step (\d)", follower.stdout.readline()) for _ in range(4)]  # recipe and recorder: two each
+        # The recipe and the recorder receive two events each.
+        steps = [re.search(r"step (\d)", follower.stdout.readline()) for _ in range(4)]
         assert [found.group(1) for found in steps if found] == ["1", "1", "2", "2"]
         follower.send_signal(signal.SIGINT)
         assert follower.wait(timeout=30) == 0
@@ -82,7 +83,7 @@ def test_a_run_with_keep_steps_can_be_resumed(folder: RunFolder, tmp_path: Path,
     for process in ("head", "rollout-0"):
         assert sum(each.events for each in list_removed_events(run.events / f"{process}.sqlite")) > 0
     collected = read_events(run.events / "head.sqlite", kinds=["StepCollected"])
-    assert sum(1 for _ in collected) == 2 * 4  # kept for a resume
+    assert sum(1 for _ in collected) == 2 * 4  # events kept for a resume
     assert "not replayed: log.keep_steps" in log("replay", run.path, "--verify")
     shutil.rmtree(run.get_checkpoint_path(4))
     succeed(start(tmp_path, *settings, "rl.steps=4", "--resume"))

@@ -1,4 +1,4 @@
-"""The `asterism log` subcommands on the log of a simulated run: output and refusals."""
+"""The `asterism log` subcommands read the log of a simulated run, and refuse unusable arguments."""
 
 import json
 import os
@@ -29,7 +29,7 @@ from tests.simulation.test_faults import live
 from tests.simulation.world import World
 from tests.traces import checked_slices
 
-SEED = 0  # its step is synchronous
+SEED = 0  # a seed with which the step is synchronous
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def recorded(world: World, tmp_path_factory: pytest.TempPathFactory) -> RunFolde
 
 @pytest.fixture
 def folder(recorded: RunFolder, world: World, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """The recorded run, with the world's deciders and tokenizer and a wide console."""
+    """Return the recorded run, with the world's deciders and tokenizer and a wide console."""
 
     def build_world_deciders(process: str, run: RunConfig, folder: RunFolder) -> dict[str, Decider]:
         return dict(world.deciders()[process])
@@ -74,7 +74,7 @@ def refusal(*arguments: object) -> str:
 
 
 def copy(folder: RunFolder, path: Path, *sql: str, process: str = HEAD) -> RunFolder:
-    """Copies the logs and executes SQL in one of them."""
+    """Copy the logs and execute SQL in one of them."""
     other = RunFolder(path / "copy")
     other.events.mkdir(parents=True)
     other.config.write_bytes(folder.config.read_bytes())
@@ -123,7 +123,7 @@ def test_an_interrupt_ends_show_follow(folder: RunFolder, monkeypatch: pytest.Mo
     assert len(shown) == len(log("show", folder.path, "--kind", "StepCollected").splitlines())
 
 
-def test_a_story_is_in_the_order_of_time(folder: RunFolder) -> None:
+def test_a_story_is_in_order_of_time(folder: RunFolder) -> None:
     story = log("story", folder.path, find_calling_trajectory(folder))
     lines = re.findall(r"^ *(\d+\.\d{4}) s  \S+ +(\w+)", story, re.MULTILINE)
     kinds = [kind for _, kind in lines]

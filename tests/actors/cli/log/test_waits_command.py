@@ -1,4 +1,4 @@
-"""`asterism log waits` while the learner waits for GPU memory of the engines."""
+"""`asterism log waits` reports a learner that waits for GPU memory of the engines."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from tests.simulation.campaign import RUN
 
 
 def write_log(folder: RunFolder, process: str, actor: str, *messages: AnyMessage) -> None:
-    """Writes an event log with one message per second."""
+    """Write an event log with one message per second."""
     folder.events.mkdir(parents=True, exist_ok=True)
     log = EventLog(folder.events / f"{process}.sqlite")
     for at, message in enumerate(messages, 1):

@@ -1,4 +1,4 @@
-"""`asterism export`: the folder has the weights of the step, and the files with which other programs use the model."""
+"""`asterism export` writes the weights of the step, and the files with which other programs use the model."""
 
 import hashlib
 import io
@@ -48,7 +48,7 @@ NEW_TOKENS = 24
 
 
 def train_run(path: Path, **learner: Any) -> RunFolder:
-    """A run with checkpoints of the steps 0, 1 and 2."""
+    """Make a run with checkpoints of the steps 0, 1 and 2."""
     run, folder = make_run(path, sft_steps=0, every=1)
     options = {"keep": 9, **learner}
     run = msgspec.structs.replace(run, learner=change_learner(run.learner, **options))
@@ -101,7 +101,7 @@ def test_weights_are_in_bfloat16_in_shards_of_the_given_size(folder: RunFolder, 
 
 
 def make_family_run(folder: RunFolder, family: str) -> RunStep:
-    """With a checkpoint that has an exported model, and no state of training."""
+    """Make a checkpoint with an exported model, and without state of training."""
     write_family_model(folder.get_checkpoint_path(0), FAMILY_KINDS[family])
     write_resolved(RunConfig(name="family"), folder.config)
     write_task_descriptions(folder, {"": MATH_PYTHON})
@@ -110,7 +110,7 @@ def make_family_run(folder: RunFolder, family: str) -> RunStep:
 
 @pytest.mark.parametrize("family", FAMILY_KINDS)
 async def test_transformers_and_the_engine_generate_the_same_greedy_tokens(tmp_path: Path, family: str) -> None:
-    """From the prompt of the template, which is the run's."""
+    """Both start from the prompt of the template, which the run uses too."""
     chosen, out = make_family_run(RunFolder(tmp_path / "run"), family), tmp_path / "out"
     export_step(chosen, out, ExportOptions())
     tokenizer: Any = AutoTokenizer.from_pretrained(out)
@@ -185,7 +185,7 @@ def test_a_folder_with_files_is_replaced_only_with_overwrite(folder: RunFolder, 
 
 
 def test_a_folder_with_folders_is_never_replaced(folder: RunFolder) -> None:
-    with pytest.raises(UnusableInput, match="has folders, so it is no export; choose another folder"):
+    with pytest.raises(UnusableInput, match="contains folders, so it is not an export; choose another folder"):
         raise run_export(str(folder.path), folder.path, "--overwrite") or AssertionError
     assert folder.get_checkpoint_path(2).exists()
 
@@ -206,7 +206,7 @@ def test_of_two_exports_at_once_the_second_finds_the_folder_of_the_first(folder:
 
 
 def run_export(*arguments: str | Path) -> BaseException | None:
-    """The error of the command."""
+    """Run the command and return its error; None without one."""
     result = CliRunner().invoke(app, ["export", *map(str, arguments)])
     return None if isinstance(result.exception, SystemExit) else result.exception
 

@@ -1,4 +1,4 @@
-"""The model card has the lineage over stages and runs, and no path of the machine that trained."""
+"""A model card has the lineage over stages and runs, and no path of the machine that trained."""
 
 from pathlib import Path
 

@@ -35,7 +35,7 @@ from asterism.tasks import MATH_PYTHON
 from tests.engine.export.family_folders import FAMILY_KINDS, write_family_model
 
 FACTS = ServingFacts("qwen25", "", 100, [{"type": "function", "function": {"name": "it's"}}])
-# A stand-in for the interpreter: it has a version of SGLang, and as a server it writes its arguments to a file.
+# This program replaces the interpreter: it reports a version of SGLang, and as a server writes its arguments to a file.
 INTERPRETER = """#!/bin/sh
 case "$*" in
     *importlib.metadata*) echo {version} ;;
@@ -99,7 +99,7 @@ def test_the_example_is_a_shell_command_with_the_tools(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("host", "url"), [("::1", "http://[::1]:31999"), ("::", "http://127.0.0.1:31999")])
-def test_the_address_of_a_server_may_be_one_of_ipv6(tmp_path: Path, host: str, url: str) -> None:
+def test_the_address_of_a_server_may_be_an_ipv6_address(tmp_path: Path, host: str, url: str) -> None:
     assert make_server(tmp_path, host=host).url == url
 
 
@@ -127,7 +127,7 @@ class RecordingConsole:
 
 @pytest.fixture
 def interpreter(tmp_path: Path) -> Path:
-    """Its server exits at once, and leaves its arguments in `arguments`."""
+    """Make an interpreter: its server exits at once, and leaves its arguments in `arguments`."""
     path = tmp_path / "python"
     path.write_text(INTERPRETER.format(version=SUPPORTED_VERSIONS[-1], arguments=tmp_path / "arguments"))
     path.chmod(0o755)
@@ -141,7 +141,7 @@ def find_free_port() -> int:
 
 
 def serve(model: Path | str, python: Path, *arguments: str, port: int = 0) -> tuple[int, list[str]]:
-    """Exit code and output."""
+    """Return exit code and output."""
     console = RecordingConsole()
     options = ServeOptions("127.0.0.1", port or find_free_port(), "cpu", str(python), (), arguments)
     return serve_model(str(model), options, console), console.lines  # pyright: ignore[reportArgumentType]
@@ -180,7 +180,7 @@ def test_a_run_is_exported_once_and_again_after_a_new_checkpoint(run: RunFolder,
 
 @pytest.mark.slow
 @pytest.mark.real_clock
-def test_the_export_of_another_server_that_started_at_once_is_used(
+def test_the_export_of_another_server_that_started_at_the_same_time_is_used(
     run: RunFolder, interpreter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others: list[int] = []
@@ -240,7 +240,7 @@ def test_an_interrupted_server_prints_no_traceback(
 @pytest.mark.real_clock
 def test_an_unusable_interpreter_port_or_folder_is_refused(tmp_path: Path, interpreter: Path) -> None:
     (tmp_path / "model").mkdir()
-    with pytest.raises(UnusableInput, match=r"model: has neither config\.json, as a model, nor config\.toml, as a run"):
+    with pytest.raises(UnusableInput, match=r"model: is neither a model's folder \(config\.json\) nor a run's"):
         serve(tmp_path / "model", interpreter)
     (tmp_path / "model" / "config.json").write_text("{}")
     with pytest.raises(UnusableInput, match="nowhere: no such run"):
