@@ -175,7 +175,7 @@ class Arena:
 
     def _fill_placeholders(self, code: str) -> str:
         neighbours = footprint.find_owners(self.client, "mine")
-        pids = [*neighbours, *self._before.servers, os.getpid(), os.getppid()]
+        pids = [*neighbours, *self._before.servers, os.getpid(), *({os.getppid()} - {1})]  # 1 is also a call's own pid
         folders = [
             folder for pid in neighbours for folder in (f"/proc/{pid}/cwd", str(Path(f"/proc/{pid}/cwd").readlink()))
         ]
