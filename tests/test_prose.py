@@ -18,12 +18,8 @@ FOLDERS = (
     *("tests", "docs"),
 )
 STOP_LIST = (
-    *("who", "whom", "whose", "whoever", "nobody", "somebody", "anybody", "everybody"),
-    *("anew", "beside", "once more", "is none", "are none", "by itself", "under way", "so long as", "as far as"),
-    *("one that", "those that", "ones that", "goes on", "go on", "going on", "what is", "what was", "what it"),
-    *("what they", "is said", "are said", "says", "hears", "heard", "tells", "told", "lies in", "stands in"),
-    *("is gone", "are gone", "gives up", "give up", "given up", "takes in", "look at", "looks at", "come to"),
-    *("comes to", "else's", "last words", "in silence"),
+    *("is said", "are said", "says", "hears", "heard", "tells", "told", "lies in", "stands in", "is gone", "are gone"),
+    *("gives up", "give up", "given up", "takes in", "looks at", "last words", "in silence"),
 )
 PATTERN = re.compile(
     r"(?<![\w-])(" + "|".join(phrase.replace(" ", r"\s+") for phrase in STOP_LIST) + r")(?![\w-])", re.IGNORECASE
@@ -88,9 +84,9 @@ def find_violations(path: Path) -> Iterator[str]:
 
 def test_the_stop_list_is_found_in_each_kind_of_prose(tmp_path: Path) -> None:
     source = tmp_path / "source.py"
-    source.write_text('"""It says so."""\n# anew\ndef test_nobody_waits(): ...\nadd(help="who")\nname = "whose"\n')
+    source.write_text('"""It says so."""\n# told\ndef test_it_hears(): ...\nadd(help="tells")\nname = "heard"\n')
     found = [match[0] for _, prose in extract_python_prose(source) for match in PATTERN.finditer(prose)]
-    assert sorted(found) == ["anew", "nobody", "says", "who"]
+    assert sorted(found) == ["hears", "says", "tells", "told"]
     assert [number for number, _ in extract_markdown_prose("a\n```\nwho\n```\n    who\nb\n")] == [1, 6]
 
 
