@@ -1,6 +1,6 @@
 """[tiny]: the demo's generated questions, dialogues, tokenizer and model.
 
-docs/experiments.md compares runs after other mixtures of dialogues, and runs of the other architectures.
+docs/experiments.md compares runs with other mixtures of dialogues, and with the other architectures.
 """
 
 from typing import Literal
@@ -11,13 +11,13 @@ from asterism.configs.errors import UnusableInput
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.configs.schema.schema_tree import NonNegativeFloat, PositiveInt, Section, require
 
-DEMO_TOOL = "jupyter_code"  # the only one of the demo's dialogues
-STOP_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|im_start|>", "</answer>", "</tool_call>")  # of the tokenizer
+DEMO_TOOL = "jupyter_code"  # only tool of the demo's dialogues
+STOP_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|im_start|>", "</answer>", "</tool_call>")  # in the demo's tokenizer
 _NUM_LISTED = 3
 
 
 class BehaviorShares(Section, frozen=True):
-    """Relative frequencies of the behaviors in the cold start's dialogues; their sum is arbitrary.
+    """Relative frequencies of the behaviors in the cold start's dialogues; their sum can be any number.
 
     With the defaults, wrong dialogues outnumber right ones, so that RL has something left to teach. Plain GRPO rewards a
     repaired call as much as a clean one. To show this, "repaired" is more frequent than "clean", and failing code before a
