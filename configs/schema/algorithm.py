@@ -109,7 +109,7 @@ class SftConfig(Section, frozen=True):
 
     @property
     def is_enabled(self) -> bool:
-        """Whether the run has a cold start."""
+        """True if the run has a cold start."""
         return self.steps > 0 or self.epochs > 0
 
     @property
@@ -257,7 +257,7 @@ class EvaluationConfig(Section, frozen=True):
 
     @property
     def saves_evaluated_steps(self) -> bool:
-        """Whether the learner saves a checkpoint of each step in which the first set is evaluated."""
+        """True if the learner saves a checkpoint of each step in which the first set is evaluated."""
         return self.intervals[0] > 0 and self.keep_best
 
     def is_saved(self, step: int) -> bool:

@@ -1,4 +1,4 @@
-"""A server on loopback that speaks OpenAI's completions API in the dialects of several servers, with a real engine."""
+"""A server on loopback with OpenAI's completions API in the dialects of several servers, and a real engine."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""The SGLang engine under adapters: turns name them, and continue under new ones."""
+"""The SGLang engine with adapters: turns name them, and continue with new ones."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
