@@ -20,7 +20,7 @@ FOLDERS = (
 STOP_LIST = (
     *("is said", "are said", "says", "hears", "heard", "tells", "told", "lies in", "stands in", "is gone", "are gone"),
     *("gives up", "give up", "given up", "takes in", "looks at", "last words", "in silence", "forgives", "forgive"),
-    *("believes", "believe", "hopes", "speaks"),
+    *("believes", "believe", "hopes"),
 )
 PATTERN = re.compile(
     r"(?<![\w-])(" + "|".join(phrase.replace(" ", r"\s+") for phrase in STOP_LIST) + r")(?![\w-])", re.IGNORECASE
