@@ -148,7 +148,7 @@ class RunFolder(NamedTuple):
     def _scratch_name(self) -> str:
         owner = self.scratch or str(self.path.resolve())
         digest = hashlib.blake2b(owner.encode(), digest_size=6).hexdigest()
-        return f"asterism-{os.getuid()}-{digest}"  # as asterism.bus.process.scratch_lock names them
+        return f"asterism-{os.getuid()}-{digest}"  # name as in asterism.bus.process.scratch_lock
 
     def get_checkpoint_path(self, step: int) -> Path:
         """Return the checkpoint after `step` RL steps; step 0 is the end of the cold start."""

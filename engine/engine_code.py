@@ -40,8 +40,8 @@ class EngineCheck(NamedTuple):
 class EvaluatedModels(NamedTuple):
     """The models of running servers. A resumed evaluation must find the same models."""
 
-    run: RunConfig  # with the names of the models
-    description: Mapping[str, Any]  # for the provenance, next to the URLs
+    run: RunConfig  # the run with the names of the models
+    description: Mapping[str, Any]  # description of the models for the provenance, next to the URLs
 
 
 # Checks by key. Each returns a description, or raises UnusableInput. The checkpoint is None if the run creates it.
@@ -59,7 +59,7 @@ def describe_no_servers(run: RunConfig) -> Servers:
 class EngineCode(NamedTuple):
     factory: str  # import path: (EngineStart) -> Engine
     describe_servers: Callable[[RunConfig], Servers] = describe_no_servers  # ValueError: tables do not match
-    list_input_checks: Callable[[RunConfig, Path | None], InputChecks] = list_no_checks  # before a run starts
+    list_input_checks: Callable[[RunConfig, Path | None], InputChecks] = list_no_checks  # checks before a run starts
     machine_checks: str = ""  # import path: (RunConfig, Path | None) -> Iterable[EngineCheck], of `asterism doctor`
     find_models: str = ""  # import path: (RunConfig) -> EvaluatedModels, for `asterism eval` of running servers
 

@@ -34,7 +34,7 @@ class CachedPrefix(NamedTuple):
 
 class PrefixTracker:
     def __init__(self) -> None:
-        self._prefixes: OrderedDict[int, CachedPrefix] = OrderedDict()  # by sequence_id
+        self._prefixes: OrderedDict[int, CachedPrefix] = OrderedDict()  # prefixes by sequence_id
         self.num_tokens = 0  # tokens of all sequences, as if no prefix were shared or evicted
 
     def record(self, sequence_id: int, token_ids: NDArray[np.int32]) -> None:

@@ -94,7 +94,7 @@ def _describe_trajectory(trajectory: Trajectory) -> dict[str, Any]:
         "group_id": trajectory.group.group_id,
         "purpose": trajectory.group.purpose,
         "turns": trajectory.turn,
-        "calls": trajectory.calls + len(trajectory.results),  # with the calls in flight
+        "calls": trajectory.calls + len(trajectory.results),  # includes the calls in flight
         "calls_failed": trajectory.calls_failed,
         "prompt_tokens": record.prompt_tokens,
         "tokens": record.num_tokens,

@@ -25,7 +25,7 @@ class StageConfig(Section, frozen=True, kw_only=True):
     # Training problems. unsolved: without problems that the previous stage solved in all rollouts of their last group.
     problems: Literal["all", "unsolved"] = "all"
     optimizer: Literal["keep", "reset"] = "keep"  # whether to keep the optimizer's moments of the previous stage
-    problem_order: Literal["continue", "restart"] = "continue"  # from the previous stage's position, or the start
+    problem_order: Literal["continue", "restart"] = "continue"  # go on after the previous stage, or start over
 
 
 # Keys that all stages share, and keys of the file.

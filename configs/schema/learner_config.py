@@ -48,7 +48,8 @@ class LossConfig(Section, frozen=True):
     # Denominator of the ratio. recomputed: the learner's, with the weights from the start of the step.
     # auto: the engine's if engine and learner compute in float32, else recomputed: docs/mismatch.md
     old_logprobs: Literal["auto", "engine", "recomputed"] = "auto"
-    correction: Literal["auto", "none", "tis", "icepop", "decoupled"] = "auto"  # auto: tis for bfloat16
+    # Correction by importance weights. auto: tis for bfloat16.
+    correction: Literal["auto", "none", "tis", "icepop", "decoupled"] = "auto"
     correction_low: NonNegativeFloat = 0.5  # lower limit of importance weights; icepop masks smaller ones
     correction_high: PositiveFloat = 2.0  # upper limit of importance weights, which tis truncates; others mask them
     log_ratio_limit: Annotated[float, Meta(gt=0, le=80)] = 20.0  # nats; a token with a larger log ratio has no gradient
@@ -124,7 +125,7 @@ class CheckpointsConfig(Section, frozen=True):
 class LearnerConfig(Section, frozen=True):
     ranks: PositiveInt = 1  # learner processes per node
     threads: PositiveInt = 2  # CPU threads per rank
-    device: Literal["cpu", "cuda"] = "cpu"  # cuda: rank n of a node uses GPU n
+    device: Literal["cpu", "cuda"] = "cpu"  # device of training; cuda: rank n of a node uses GPU n
     dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of products; other learner state is float32
     dp_replicate: PositiveInt = 1  # copies of the model, each sharded over an equal part of all ranks
     minibatches: PositiveInt = 1  # optimizer updates per step

@@ -33,7 +33,7 @@ class EngineConfig(Section, frozen=True):
     max_running: PositiveInt = 256  # concurrently decoding sequences; concurrent requests to a server of [openai]
     threads: PositiveInt = 1  # CPU threads of one engine
     dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of weights and KV cache
-    device: Literal["cpu", "cuda"] = "cpu"  # cuda: one GPU per engine; engines share GPUs if there are fewer
+    device: Literal["cpu", "cuda"] = "cpu"  # device of engines; cuda: one GPU each, or shared if too few
     load_timeout_s: PositiveFloat = 600.0  # timeout of a load of new weights; then the engine is restarted
     cuda_graphs: bool = True  # with device = "cuda", launch steps without prefill as one graph
     # Keep published weights on the GPU of a single-rank learner for the embedded engine there. auto: if it exists.
@@ -113,7 +113,7 @@ NUM_PRELOADS = 3  # preloads bare, numpy and scientific; each has its own fork s
 class SandboxConfig(Section, frozen=True):
     """Isolation and limits of a tool call. `asterism doctor`, log and summary show the isolation."""
 
-    backend: Literal["auto", "docker", "process"] = "auto"  # auto: docker if Docker and the image exist
+    backend: Literal["auto", "docker", "process"] = "auto"  # sandbox; auto: docker if Docker and the image exist
     namespaces: Literal["auto", "required", "off"] = "auto"  # Linux namespaces; auto: if the kernel allows them
     executors: PositiveInt = 1  # processes, each with its own sandbox; restarted when they die
     fork_servers: PositiveInt = 1  # fork servers per executor and preload
@@ -209,7 +209,7 @@ class MetricsConfig(Section, frozen=True):
 
     sinks: tuple[SinkName, ...] = ()  # sinks: tensorboard, wandb, mlflow, trackio; each needs the extra of its name
     project: str = "asterism"  # the project of W&B and Trackio, and the experiment of MLflow
-    wandb_mode: Literal["online", "offline"] = "online"  # offline: only files in $RUN/wandb, for `wandb sync`
+    wandb_mode: Literal["online", "offline"] = "online"  # offline: write only files in $RUN/wandb, for `wandb sync`
     mlflow_uri: str = "sqlite:///$RUN/mlflow.db"  # tracking URI: a database, or the URL of a tracking server
     trackio_folder: FilePath = "$RUN/trackio"  # local store of Trackio; other runs may share it
     flush_s: PositiveFloat = 20.0  # time for the sinks to finish at the end of the run; then they are killed

@@ -20,7 +20,7 @@ from asterism.engine.http.event_stream import EventReader, EventTooLong, ServerS
 
 CONNECT_TIMEOUT_S = 10.0
 KEEPALIVE_S = 2.0  # less than the 5 s after which the server closes an idle connection
-STREAM_END_S = 2.0  # from the last piece of an answer to the end of its response
+STREAM_END_S = 2.0  # time from the last piece of an answer to the end of its response
 _STREAM_END = b"[DONE]"
 _EVENT_STREAM = "text/event-stream"
 _JSON_HEADERS = {"Content-Type": "application/json"}

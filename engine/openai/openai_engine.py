@@ -96,7 +96,7 @@ class OpenAIEngine:
         self._running_slots, self._probe_lock = asyncio.Semaphore(max_running), asyncio.Lock()
         self._on_engine_lost = on_engine_lost
         self._failure: EngineFailure | None = EngineFailure("the engine has not been started")
-        self._pending: dict[int, _PendingCompletion] = {}  # by sequence_id
+        self._pending: dict[int, _PendingCompletion] = {}  # calls by sequence_id
         self._resumed = asyncio.Event()
         self._form: CompletionForm = FORMS[0]
         self._generated_tokens = self._prompt_tokens = 0
@@ -142,7 +142,7 @@ class OpenAIEngine:
         finally:
             reading.cancel()
             self._remove_pending(pending)
-        if reading.cancelled():  # by `abort` or `close`
+        if reading.cancelled():  # `abort` or `close` has cancelled it
             self._require_started()
             return output.build_generation(self._version, "abort")
         if (failure := reading.exception()) is not None:

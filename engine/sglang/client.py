@@ -65,7 +65,7 @@ class SGLangClient:
         self._session = HttpSession(base_url, request_timeout_s, retry_delays_s)
         self.base_url = self._session.base_url
         self._retry_delays_s = retry_delays_s
-        self._server_version = ""  # for error messages; empty until the server has reported it
+        self._server_version = ""  # version for error messages; empty until the server has reported it
         self._generation_slots = asyncio.Semaphore(max_in_flight)
 
     async def __aenter__(self) -> SGLangClient:

@@ -17,7 +17,7 @@ from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.weights import WeightTransport
 from asterism.engine.sglang.weights.adapters import AdapterTransport
 
-IDLE_TIMEOUT_S = 60.0  # for aborted requests to end on the server
+IDLE_TIMEOUT_S = 60.0  # time for aborted requests to end on the server
 MemoryTag = Literal["weights", "kv_cache"]
 _MEMORY_TAGS: tuple[MemoryTag, ...] = ("kv_cache", "weights")
 

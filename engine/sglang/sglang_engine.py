@@ -55,7 +55,7 @@ from asterism.engine.sglang.weights import WeightTransport, build_extra_key
 from asterism.engine.sglang.weights.adapters import AdapterTransport
 
 SHORT_STREAM_INTERVAL, LONG_STREAM_INTERVAL = 16, 256  # tokens of a turn per piece of its stream
-DEATH_TIMEOUT_S = 10.0  # for the process watcher to confirm that an unresponsive server died
+DEATH_TIMEOUT_S = 10.0  # time for the process watcher to confirm that an unresponsive server died
 # Version of a server that was started without --weight-version and never updated.
 DEFAULT_WEIGHT_VERSION = "default"
 
@@ -103,7 +103,7 @@ class SGLangEngine:
         self._max_pending, self._abort_timeout_s, self._keeps_weights = max_pending, abort_timeout_s, keeps_weights
         self._client: SGLangClient | None = None
         self._failure: EngineFailure | None = EngineFailure("the engine has not been started")
-        self._pending: dict[int, PendingGeneration] = {}  # by sequence_id
+        self._pending: dict[int, PendingGeneration] = {}  # calls by sequence_id
         self._request_numbers = count(1)
         # Unique, because an external server may still run requests of an earlier incarnation.
         self._instance_id = uuid.uuid4().hex[:8]

@@ -69,7 +69,7 @@ class CudaSharing:
             body = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
             storage: Any = body.untyped_storage()
             _, *fields = storage._share_cuda_()
-        except RuntimeError as error:  # also torch.OutOfMemoryError
+        except RuntimeError as error:  # includes torch.OutOfMemoryError
             raise SharingFailed(str(error).partition("\n")[0]) from error
         return SharedBuffer(body, msgspec.msgpack.encode(fields))
 

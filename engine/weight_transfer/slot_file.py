@@ -123,7 +123,7 @@ class ChunkRequest(msgspec.Struct, frozen=True, array_like=True):
     slot: _NonNegativeInt
     version: _NonNegativeInt
     digest: str
-    offset: _NonNegativeInt  # from the first byte of the parameters
+    offset: _NonNegativeInt  # offset from the first byte of the parameters
     length: Annotated[int, msgspec.Meta(ge=1, le=CHUNK_BYTES)]
 
 

@@ -44,8 +44,8 @@ from asterism.engine.weight_transfer.slot_file import (
 
 ANSWER_TIMEOUT_S = 10.0  # a connection is closed after this time without an answer
 _MIN_CHUNK_BYTES = 16 * 2**10
-_BACKOFF_S, _MAX_BACKOFF_S = 0.1, 5.0  # between connections; doubled after each connection without data
-_STOP_POLL_S = 0.1  # between checks of the stop event
+_BACKOFF_S, _MAX_BACKOFF_S = 0.1, 5.0  # wait between connections; doubled after each connection without data
+_STOP_POLL_S = 0.1  # interval of checks of the stop event
 _RECONNECT_MS, _RECONNECT_MAX_MS = 50, 2_000
 _FAST_ANSWER_FRACTION = 1 / 8  # share of the answer timeout
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED

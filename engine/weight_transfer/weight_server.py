@@ -36,8 +36,8 @@ PROCESS_NAME = "weights"
 REPORT_S = 10.0  # interval of log lines, if the counts have changed
 _READERS = 4  # concurrent reads from the slots
 _IO_THREADS = 4  # threads of ZeroMQ: each encrypts for a part of the connections
-_MAX_QUEUED_ANSWERS = 2 * WINDOW_CHUNKS  # per connection; twice, because ZeroMQ updates its count after half of them
-_MAX_QUEUED_REQUESTS = 64  # per connection
+_MAX_QUEUED_ANSWERS = 2 * WINDOW_CHUNKS  # limit per connection; twice, because ZeroMQ updates its count after half
+_MAX_QUEUED_REQUESTS = 64  # limit per connection
 
 Socket = zmq.Socket[bytes]
 

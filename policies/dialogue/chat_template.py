@@ -169,7 +169,7 @@ def build_family_template(dialogue: DialogueFormat, template: str, parameters: M
 
     `parameters`: the renderer's; the template has parameters of the same names.
     """
-    original = template.rpartition(_FAMILY_MARK)[2]  # without the defaults of an earlier export
+    original = template.rpartition(_FAMILY_MARK)[2]  # drops the defaults of an earlier export
     return "\n".join([*_list_family_defaults(dialogue, parameters), _FAMILY_MARK + original])
 
 

@@ -23,7 +23,7 @@ from asterism.engine.sglang.server.interpreter_check import check_interpreter, w
 from asterism.engine.sglang.server.server_arguments import CPU_ARGUMENTS, HOST
 from asterism.engine.sglang.server.server_process_group import ProcessGroup
 
-_TERM_GRACE_S = 10.0  # for requests in flight to end after SIGTERM
+_TERM_GRACE_S = 10.0  # time for requests in flight after SIGTERM
 _READY_POLL_S = 0.5
 _PIPE_GRACE_S = 1.0  # processes that outlive the server may keep its pipe open
 _KEPT_LINES = 100

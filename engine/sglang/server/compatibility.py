@@ -69,7 +69,7 @@ def _find_model_problems(info: ServerInfo, requirements: ServerRequirements, ser
         return []
     try:
         same = load_model_config(server_model) == load_model_config(requirements.model)
-    except UnusableInput:  # not readable from this machine
+    except UnusableInput:  # this machine cannot read the server's model
         same = False
     return (
         []

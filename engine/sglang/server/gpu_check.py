@@ -43,7 +43,7 @@ class GpuMemoryBudget(NamedTuple):
     weights_bytes: int
     min_cache_tokens: int
     kv_bytes_per_token: int
-    free_bytes: int  # for weights and cache, on the GPU with the least free memory
+    free_bytes: int  # memory for weights and cache, on the GPU with the least free memory
 
     @property
     def max_cache_tokens(self) -> int:

@@ -13,7 +13,7 @@ from asterism.engine.sglang.http_api import SUPPORTED_VERSIONS
 from asterism.engine.sglang.server.compatibility import ServerUnusable
 
 _VERSION_PROGRAM = "import importlib.metadata as metadata; print(metadata.version('sglang'))"
-_PORT_TIMEOUT_S = 30.0  # for the killed server of an earlier incarnation to free the port
+_PORT_TIMEOUT_S = 30.0  # time for a killed earlier server to free the port
 _PORT_POLL_S = 0.2
 
 

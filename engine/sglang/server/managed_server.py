@@ -27,7 +27,7 @@ from asterism.engine.sglang.server.interpreter_check import check_interpreter, w
 from asterism.engine.sglang.server.server_arguments import HOST, build_argv, build_environment, compute_port
 from asterism.engine.sglang.server.server_process_group import ProcessGroup, read_log_tail
 
-TERM_GRACE_S = 1.5  # from SIGTERM to SIGKILL; less than the 2 s that the run allows its generators
+TERM_GRACE_S = 1.5  # time from SIGTERM to SIGKILL; less than the 2 s that the run allows its generators
 _READY_POLL_S = 0.2
 _USAGE_EXIT_CODE = 2  # exit code of argparse after a wrong argument
 PROBE_INTERVAL_S = 2.0

@@ -90,7 +90,7 @@ def list_lora_flags(lora: LoraOptions) -> tuple[str, ...]:
 def _build_cache_arguments(engine: EngineConfig, sglang: SGLangConfig) -> tuple[str, str]:
     if engine.kv_tokens == 0:
         return "--mem-fraction-static", str(sglang.memory_share)
-    tokens = engine.kv_tokens // sglang.data_parallel  # per model replica
+    tokens = engine.kv_tokens // sglang.data_parallel  # tokens per model replica
     return "--max-total-tokens", str(tokens // engine.page_tokens * engine.page_tokens)
 
 

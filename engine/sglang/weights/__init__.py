@@ -34,7 +34,7 @@ class TransportParts(NamedTuple):
     device: torch.device = torch.device("cpu")  # the server's first device, as this process numbers it
     group_backend: Literal["gloo", "nccl"] = "gloo"
     timeout_s: float = 300.0  # limit of joining a group, and of each bucket
-    response_timeout_s: float = 10.0  # for the server to report an error after this side has left the group
+    response_timeout_s: float = 10.0  # time for the server to report an error after this side has left the group
 
 
 class WeightTransport(Protocol):

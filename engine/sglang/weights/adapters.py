@@ -43,7 +43,7 @@ def complete_stacks(targets: Sequence[str]) -> tuple[str, ...]:
 class _Payload(NamedTuple):
     base: AdapterBase
     tensors: str  # a pickle of {name: matrix} in base64
-    checksums: Mapping[str, str]  # by name of the matrix
+    checksums: Mapping[str, str]  # checksums by the matrix's name
 
 
 class AdapterTransport:

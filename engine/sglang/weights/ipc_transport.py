@@ -62,7 +62,7 @@ def _stage(bucket: Bucket, device: torch.device) -> dict[str, Tensor]:
         for name, tensor in bucket.items():
             staged[name].copy_(tensor, non_blocking=True)
         wait_for_copies(staged)
-    except RuntimeError as error:  # also torch.OutOfMemoryError
+    except RuntimeError as error:  # includes torch.OutOfMemoryError
         raise UpdateRefused(f"a part of the weights cannot be copied to {device}: {error}") from error
     return staged
 
