@@ -160,7 +160,7 @@ def _fill_demo_tool(merged: dict[str, Any]) -> None:
 
 
 def _fill_task_sections(merged: dict[str, Any]) -> None:
-    """Fill a task's sections with the run's keys. A task with tools has no Python tool unless the key names it."""
+    """Fill a task's sections with the run's keys. A task with tools has no Python tool unless `tools` names one."""
     tasks = merged.get("tasks")
     for task in tasks if isinstance(tasks, list) else ():
         for section in _TASK_SECTIONS:

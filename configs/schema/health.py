@@ -20,30 +20,34 @@ class HealthConfig(Section, frozen=True):
     solved_share: Share = 0.9
 
     length_limit: Action = "warn"  # many trajectories reach the length limit
-    length_limit_share: Share = 0.1  # share of the finished trajectories; twice as many trigger after window_steps
+    length_limit_share: Share = (
+        0.1  # limit of the share of finished trajectories; twice as many trigger after window_steps
+    )
     length_limit_steps: Annotated[int, Meta(ge=1, le=MAX_WINDOW_STEPS)] = 10  # steps of the mean to compare
 
     tool_errors: Action = "warn"  # failed calls in positives increase, or are many
-    tool_errors_rise: Share = 0.15  # increase of the share of failed calls over its lowest mean in the run
+    tool_errors_rise: Share = 0.15  # limit of the increase of the share of failed calls over its lowest mean
 
-    tool_errors_share: Share = 0.3  # share of failed calls in positives, in tool_errors_steps steps in a row
+    tool_errors_share: Share = (
+        0.3  # limit of the share of failed calls in positives, in tool_errors_steps steps in a row
+    )
     tool_errors_steps: Annotated[int, Meta(ge=1, le=MAX_WINDOW_STEPS)] = 15  # longer than a policy needs to learn calls
 
     tool_timeouts: Action = "warn"  # the calls of a tool reach their time limit
-    tool_timeouts_share: Share = 0.5  # share of the calls of one tool
+    tool_timeouts_share: Share = 0.5  # limit of the share of timeouts among the calls of one tool
 
     entropy: Action = "warn"  # collapse: the policy samples almost always the same tokens
     entropy_nats: NonNegativeFloat = 0.02  # nats per token; lower values are a collapse
 
     gradient_norm: Action = "warn"  # the gradient norm has a spike
-    gradient_norm_factor: PositiveFloat = 20.0  # multiple of the median of the steps before
+    gradient_norm_factor: PositiveFloat = 20.0  # limit, as a multiple of the median of the steps before
 
     clipping: Action = "warn"  # the loss clips many tokens
-    clipping_share: Share = 0.3  # share of the tokens in the loss
+    clipping_share: Share = 0.3  # limit of the share of clipped tokens in the loss
 
     mismatch: Action = "warn"  # engine and learner compute different probabilities
-    mismatch_k3_nats: NonNegativeFloat = 0.05  # mean KL divergence (k3) per token
-    mismatch_token_share: Share = 0.02  # share of tokens with a difference of over 1 nat
+    mismatch_k3_nats: NonNegativeFloat = 0.05  # limit of the mean KL divergence (k3) per token
+    mismatch_token_share: Share = 0.02  # limit of the share of tokens with a difference of over 1 nat
 
     # Tokens with a probability of at least 50% in the engine and a much smaller one in the learner (docs/mismatch.md).
     confident_tokens: Action = "warn"
@@ -55,15 +59,13 @@ class HealthConfig(Section, frozen=True):
     weight_sync_nats: NonNegativeFloat = 0.05  # smaller gaps do not count
 
     equal_groups: Action = "warn"  # most groups have equal rewards, and their questions are not solved
-    equal_groups_share: Share = 0.8  # share of all groups
+    equal_groups_share: Share = 0.8  # limit of the share of groups with equal rewards
 
     skipped_updates: Action = "warn"  # updates without a finite gradient
-    skipped_updates_share: Share = 0.1  # share of the updates of the window
+    skipped_updates_share: Share = 0.1  # limit of the share of skipped updates in the window
 
     no_updates: Action = "warn"  # no step has changed the weights
-    no_updates_steps: Annotated[int, Meta(ge=1, le=MAX_WINDOW_STEPS)] = (
-        3  # steps since the start; fewer in a shorter run
-    )
+    no_updates_steps: Annotated[int, Meta(ge=1, le=MAX_WINDOW_STEPS)] = 3  # steps since the start, or fewer if shorter
 
     reward_drop: Action = "warn"  # the reward is below the best mean of the run, or the start
     reward_drop_share: Share = 0.2  # share of the best value, or of the gain since the first steps if that is larger
@@ -72,8 +74,8 @@ class HealthConfig(Section, frozen=True):
     evaluation_drop_errors: PositiveFloat = 5.0  # standard errors of the difference of two evaluations
 
     recomputation: Action = "warn"  # engines prefill tokens again after they evicted them
-    recomputation_share: Share = 0.3  # share of the prefilled tokens
+    recomputation_share: Share = 0.3  # limit of the share of recomputed tokens among prefilled tokens
 
     masked_trajectories: Action = "warn"  # trajectories are masked because of infrastructure failures
-    masked_trajectories_share: Share = 0.1  # share of all trajectories of the window
-    masked_run_share: Share = 0.05  # share of all trajectories of the whole run, with evaluations
+    masked_trajectories_share: Share = 0.1  # limit of the share of masked trajectories in the window
+    masked_run_share: Share = 0.05  # limit of the share of masked trajectories in the whole run, with evaluations

@@ -71,7 +71,7 @@ def test_the_kind_belongs_to_its_event_alone() -> None:
 
 
 def read_by_definition(stream: bytes) -> list[bytes]:
-    """The rules of the specification, one after the other, of a stream that has arrived as a whole."""
+    """Read a complete stream by the rules of the specification, one after the other."""
     text = stream.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     *lines, _ = text.split(b"\n")
     buffer, found = b"", list[bytes]()

@@ -44,7 +44,7 @@ class CompletionsServer:
 
     @asynccontextmanager
     async def serving(self, port: int = 0) -> AsyncIterator[str]:
-        """The URL."""
+        """Yield the server's URL."""
         app = web.Application()
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_post("/v1/completions", self._complete)

@@ -59,7 +59,7 @@ async def attached(
 
 
 async def ask(engine: OpenAIEngine, tokenizer: FastTokenizer) -> str:
-    """The text of a complete answer. Raises EngineFailure."""
+    """Return the text of a complete answer. Raises EngineFailure."""
     request = GenerationRequest(1, np.array(tokenizer.encode("a", trusted=False), np.int32), 2000)
     found = await engine.generate(request)
     assert found.finish in ("stop", "length")

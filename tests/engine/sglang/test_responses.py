@@ -27,7 +27,7 @@ def make_output(*answers: GenerateResponse) -> RequestOutput:
 
 
 def incremental(total: int, *token_ids: int, **changes: Any) -> GenerateResponse:
-    """Holds only the new tokens, of `total` tokens."""
+    """Return a response with only the new ones of `total` tokens."""
     return make_parsed_response(*token_ids, completion_tokens=total, versions=[("0", 0, total)], **changes)
 
 

@@ -55,7 +55,7 @@ async def update(transport: WeightTransport, server: FakeWeightServer, *versions
 async def assert_update_breaks(
     transport: WeightTransport, server: FakeWeightServer, weights: WeightsPublished, message: str
 ) -> None:
-    """The engine must restart its server: requests stay paused."""
+    """Check that an update fails and requests stay paused, so that the engine must restart its server."""
     with pytest.raises(EngineFailure, match=message) as failure:
         await update(transport, server, weights)
     assert not isinstance(failure.value, WeightsRefused)
