@@ -148,9 +148,8 @@ class RlConfig(Section, frozen=True):
     repeated_ngram_limit: PositiveInt = 20  # responses with more occurrences of an n-gram are not trained on
     max_staleness: Count = 0  # versions by which rollouts may be ahead of the learner: docs/staleness.md
     stale_tokens: Literal["mask", "drop"] = "mask"  # for training, mask stale tokens or drop their trajectory
-    group_oversampling: Annotated[float, Meta(ge=1, le=1000)] = (
-        1.0  # groups that a step starts, as a multiple of `prompts`; the first complete ones are used
-    )
+    # Groups that a step starts, as a multiple of `prompts`; the step uses the first complete ones.
+    group_oversampling: Annotated[float, Meta(ge=1, le=1000)] = 1.0
     surplus_groups: Literal["carry", "abort"] = "abort"  # carry surplus groups over to the next step, or abort them
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""[health]: checks of the metrics at the end of each step: docs/health.md. The keys may change when a run is resumed."""
+"""[health]: checks of the metrics at the end of each step (docs/health.md). A resumed run may change the keys."""
 
 from typing import Annotated, Literal
 
@@ -20,17 +20,13 @@ class HealthConfig(Section, frozen=True):
     solved_share: Share = 0.9
 
     length_limit: Action = "warn"  # many trajectories reach the length limit
-    length_limit_share: Share = (
-        0.1  # limit of the share of finished trajectories; twice as many trigger after window_steps
-    )
+    length_limit_share: Share = 0.1  # limit of the share of finished trajectories; twice the share needs window_steps
     length_limit_steps: Annotated[int, Meta(ge=1, le=MAX_WINDOW_STEPS)] = 10  # steps of the mean to compare
 
     tool_errors: Action = "warn"  # failed calls in positives increase, or are many
     tool_errors_rise: Share = 0.15  # limit of the increase of the share of failed calls over its lowest mean
 
-    tool_errors_share: Share = (
-        0.3  # limit of the share of failed calls in positives, in tool_errors_steps steps in a row
-    )
+    tool_errors_share: Share = 0.3  # limit of the share of failed calls in positives during tool_errors_steps steps
     tool_errors_steps: Annotated[int, Meta(ge=1, le=MAX_WINDOW_STEPS)] = 15  # longer than a policy needs to learn calls
 
     tool_timeouts: Action = "warn"  # the calls of a tool reach their time limit
@@ -65,7 +61,7 @@ class HealthConfig(Section, frozen=True):
     skipped_updates_share: Share = 0.1  # limit of the share of skipped updates in the window
 
     no_updates: Action = "warn"  # no step has changed the weights
-    no_updates_steps: Annotated[int, Meta(ge=1, le=MAX_WINDOW_STEPS)] = 3  # steps since the start, or fewer if shorter
+    no_updates_steps: Annotated[int, Meta(ge=1, le=MAX_WINDOW_STEPS)] = 3  # steps since the start, or of a shorter run
 
     reward_drop: Action = "warn"  # the reward is below the best mean of the run, or the start
     reward_drop_share: Share = 0.2  # share of the best value, or of the gain since the first steps if that is larger

@@ -22,9 +22,7 @@ class SGLangConfig(Section, frozen=True):
     port: Port = 31_000  # first server's port on the loopback interface; each server uses 10 ports
     tensor_parallel: PositiveInt = 1  # GPUs that share one copy of the model
     data_parallel: PositiveInt = 1  # copies of the model in one server
-    memory_share: Annotated[float, Meta(gt=0, lt=1)] = (
-        0.85  # share of a GPU for weights and KV cache, if engine.kv_tokens = 0
-    )
+    memory_share: Annotated[float, Meta(gt=0, lt=1)] = 0.85  # GPU share for weights and cache if engine.kv_tokens = 0
     arguments: tuple[str, ...] = ()  # further command-line arguments; they override those derived from [engine]
     environment: dict[str, str] = {}  # noqa: RUF012  # further variables of the server; msgspec copies the dict
     colocate: bool = False  # use the learner's GPUs: a server releases its memory while the learner computes
