@@ -48,7 +48,7 @@ _QUEUE_FULL_STATUSES = (429, 503)
 
 
 class SGLangClient:
-    """Send at most `max_in_flight` generations concurrently; further ones wait.
+    """A client that sends at most `max_in_flight` generations concurrently; further ones wait.
 
     A request without a response within `request_timeout_s` raises ServerTimeout. For a stream, the
     timeout applies to each piece.
@@ -95,7 +95,7 @@ class SGLangClient:
         return status
 
     async def get_server_info(self) -> ServerInfo:
-        """Raises InvalidResponse if the server's version is not in http_api.SUPPORTED_VERSIONS."""
+        """Return the server's info. Raises InvalidResponse if its version is not in http_api.SUPPORTED_VERSIONS."""
         content = await self._session.get("/server_info")
         self._server_version = self._parse(content, _ServerVersion).version
         check_version(self._server_version)
@@ -139,7 +139,7 @@ class SGLangClient:
                 await asyncio.sleep(wait_s)
 
     async def _read_responses(self, body: bytes) -> AsyncGenerator[GenerateResponse, None]:
-        """Raises ServerUnreachable if the stream ends before a response with a finish_reason."""
+        """Yield responses. Raises ServerUnreachable if the stream ends before one with a finish_reason."""
         finished = False
         async with self._session.stream("/generate", body) as stream, aclosing(stream.iter_json()) as contents:
             async for content in contents:
@@ -278,7 +278,7 @@ class SGLangClient:
         return list(response.loaded_adapters or ())
 
     async def _update(self, path: str, **body: object) -> None:
-        """Raises UpdateRefused if the server refuses the update."""
+        """Send a weight update. Raises UpdateRefused if the server refuses it."""
         status, content = await self._session.send("POST", path, body)
         if status not in (200, 400):
             raise make_status_error(path, status, content)

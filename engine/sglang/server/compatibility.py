@@ -37,7 +37,7 @@ def make_requirements(run: RunConfig, model: Path, *, serves_own_model: bool = F
 
 
 def check_compatibility(info: ServerInfo, requirements: ServerRequirements, server_name: str) -> None:
-    """Raises ServerUnusable with all problems. `server_name` appears in the messages."""
+    """Raise ServerUnusable with all problems of a server. `server_name` appears in the messages."""
     problems = [
         *_find_capacity_problems(info, requirements, server_name),
         *_find_model_problems(info, requirements, server_name),

@@ -71,7 +71,7 @@ def check_gpu_count(inventory: GpuInventory, engine: EngineConfig, sglang: SGLan
 
 
 def check_memory_budget(gpus: Sequence[VisibleGpu], requirements: ServerRequirements) -> GpuMemoryBudget:
-    """Raises ServerUnusable if weights and KV cache exceed the free memory of a GPU."""
+    """Return the budget. Raises ServerUnusable if weights and KV cache exceed the free memory of a GPU."""
     budget = _compute_memory_budget(gpus, requirements, load_model_config(requirements.model))
     if budget.max_cache_tokens < budget.min_cache_tokens:
         engine, share = requirements.engine, requirements.sglang.memory_share

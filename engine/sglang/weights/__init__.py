@@ -39,7 +39,7 @@ class TransportParts(NamedTuple):
 
 class WeightTransport(Protocol):
     async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
-        """Raises WeightsRefused if the server keeps its old weights and resumes.
+        """Load the weights. Raises WeightsRefused if the server keeps its old weights and resumes.
 
         Raises another EngineFailure if the weights are partially loaded or the server does not
         respond. Its requests stay paused until it is restarted, or until a complete update and a

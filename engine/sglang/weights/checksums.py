@@ -30,7 +30,7 @@ class ChecksumRegistry:
         ranks: Sequence[RankChecksums],
         expected: Sequence[Mapping[str, str]] = (),
     ) -> None:
-        """Raises EngineFailure, which names the parameter, ranks or engines that differ.
+        """Compare the checksums. Raises EngineFailure, which names the parameter, ranks or engines that differ.
 
         `expected`: checksums of some parameters, by tensor-parallel rank.
         """
