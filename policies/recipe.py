@@ -11,8 +11,9 @@ policy that the step updates. asterism.policies.step_evaluations describes how a
 alongside the rollouts keeps its weights.
 
 The run does not wait for engines that have left. An engine that joins gets the newest weights, and the run then waits
-for it. Weights are sent with the engine's incarnation, because the bus may repeat them to the next incarnation, when the
-run already uses newer weights. A learner that restarts from a checkpoint repeats its messages; repetitions are ignored.
+for it. Weights are sent with the engine's incarnation, because the bus may repeat them to the next incarnation, when
+the run already uses newer weights. A learner that restarts from a checkpoint repeats its messages; repetitions are
+ignored.
 
 If learner and engines share GPUs, the learner requests the engines' memory before it trains. Each engine, including
 engines that join later, ends its turns and releases its memory. When all are asleep, the learner trains; the weights

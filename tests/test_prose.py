@@ -1,4 +1,4 @@
-"""The prose of the code base avoids a list of words: standard terms and plain sentences replace them (STOP_LIST).
+"""The prose personifies nothing (STOP_LIST), and docstrings begin with a subject or an imperative (FRAGMENT).
 
 Checked are docstrings, comments, test names, help texts and the Markdown pages, outside code blocks.
 """
@@ -38,7 +38,7 @@ HELP_ARGUMENT = re.compile(rf"\b({'|'.join(HELP_KEYWORDS)})\s*=")
 
 
 def extract_python_prose(path: Path) -> Iterator[tuple[int, str]]:
-    """Line number and text of each docstring, test name, help text and comment."""
+    """Yield line number and text of each docstring, test name, help text and comment."""
     text, module = path.read_text(), parse(path)
     for node in (module, *list_definitions(path)):
         if docstring := ast.get_docstring(node, clean=False):

@@ -72,7 +72,7 @@ class HttpSession:
 
     @asynccontextmanager
     async def stream(self, path: str, body: bytes) -> AsyncGenerator["StreamedResponse"]:
-        """Yield the response as a stream. Raises ServerStatusError unless the status is 200. The timeout is per piece."""
+        """Yield the response as a stream. Raises ServerStatusError except for status 200. The timeout is per piece."""
         timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, sock_read=self._request_timeout_s)
         with _translate_errors(path, self._request_timeout_s):
             async with self._get_session().post(path, data=body, headers=self._headers, timeout=timeout) as response:

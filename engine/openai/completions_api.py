@@ -2,8 +2,8 @@
 
 Servers accept different requests, so a request has one of FORMS: the prompt as token ids or as text, with or without
 the extensions of vLLM and SGLang (https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html), which
-llama.cpp ignores. The new token ids of a response come, in this order of preference, from `token_ids` (vLLM, SGLang), from
-`logprobs` (llama.cpp, older vLLM), or from the text, of which each piece is encoded separately.
+llama.cpp ignores. The new token ids of a response come, in this order of preference, from `token_ids` (vLLM, SGLang),
+from `logprobs` (llama.cpp, older vLLM), or from the text, of which each piece is encoded separately.
 """
 
 from typing import Any, Literal, NamedTuple
