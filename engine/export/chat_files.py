@@ -130,7 +130,7 @@ def write_chat_files(folder: Path, chat: ServedChat) -> None:
 
 
 def read_serving_facts(folder: Path) -> ServingFacts | None:
-    """Return None if `asterism export` has not written this folder. Raises UnusableInput for an unreadable file."""
+    """Return the facts, or None without the file of `asterism export`. Raises UnusableInput if it is unreadable."""
     path = folder / SERVING_FILE
     check_file(path)
     try:
@@ -150,7 +150,7 @@ def _choose_parsers(config: DialogueConfig, dialogue: DialogueFormat) -> ChatPar
 
 
 def _has_reasoning(parser: str, template: str, parameters: Mapping[str, Any]) -> bool:
-    """Return whether responses reason: if not, SGLang's parsers would hide a response without `</think>`."""
+    """Return whether responses have reasoning: if not, a parser would treat one without `</think>` as reasoning."""
     if False in (parameters.get("enable_thinking"), parameters.get("thinking")):
         return False
     return parser == "gpt-oss" or "<think>" in template
