@@ -1,1 +1,1 @@
-"""The configuration of a run: schema, loading, presets, and the paths of a run's files."""
+"""Defines the configuration of a run: schema, loading, presets, and the paths of a run's files."""

@@ -1,4 +1,4 @@
-"""Atomic and synchronized writes of files, and errors that name the file when a disk refuses a write."""
+"""Writes files atomically and synchronized; errors name the file when a disk refuses a write."""
 
 import contextlib
 import errno
@@ -18,7 +18,7 @@ DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 
 
 class DiskError(UnusableInput):
-    """A file that cannot be written: the disk is full, over its quota, read-only, or broken."""
+    """A file cannot be written: the disk is full, over its quota, read-only, or broken."""
 
     def __init__(self, path: Path | str, error_number: int) -> None:
         super().__init__(f"{path}: {os.strerror(error_number)}")
@@ -36,7 +36,7 @@ def raising_disk_errors(path: Path) -> Generator[None]:
 
 
 def check_writable(path: Path) -> None:
-    """Before long work, whether `replacing_file` can begin. Raises UnusableInput."""
+    """Check before long work that `replacing_file` can begin. Raises UnusableInput."""
     new = path.with_name(f"{path.name}.new")
     try:
         new.touch()
@@ -46,7 +46,7 @@ def check_writable(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes, *, is_private: bool = False) -> None:
-    """A reader sees the complete old content or the complete new one. Replaces a symbolic link, and follows none.
+    """Write a file, so that a reader gets the complete old or new content. A symbolic link is replaced, not followed.
 
     `is_private`: only the user can read the file, which may have secrets. Raises DiskError.
     """
@@ -74,7 +74,7 @@ def _open_private(path: str, flags: int) -> int:
 
 @contextmanager
 def replacing_file(path: Path) -> Generator[BufferedIOBase]:
-    """A file that has its name only when it is complete; compressed if the name ends with .gz. Raises DiskError."""
+    """Yield a file that gets its name only when complete; compressed if the name ends with .gz. Raises DiskError."""
     new = path.with_name(f"{path.name}.new")
     try:
         with raising_disk_errors(new):
@@ -93,7 +93,7 @@ def replacing_file(path: Path) -> Generator[BufferedIOBase]:
 
 @contextmanager
 def locking_folder(folder: Path) -> Generator[None]:
-    """Waits for other commands that write the folder. The lock ends with the process. Raises UnusableInput if the
+    """Wait for other commands that write the folder. The lock ends with the process. Raises UnusableInput if the
     folder cannot be created."""
     folder = folder.resolve()
     lock = folder.with_name(f".{folder.name}.lock")
@@ -105,7 +105,7 @@ def locking_folder(folder: Path) -> Generator[None]:
             raise UnusableInput(f"{folder}: cannot be written: {error.strerror}") from None
         with file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if os.fstat(file.fileno()).st_nlink:  # else its previous holder has removed it
+            if os.fstat(file.fileno()).st_nlink:  # otherwise the lock's previous holder has removed the file
                 try:
                     yield
                 finally:
@@ -115,7 +115,7 @@ def locking_folder(folder: Path) -> Generator[None]:
 
 @contextmanager
 def replacing_folder(folder: Path) -> Generator[Path]:
-    """A folder that has its name only when it is complete and on the disk; an existing one is replaced. Raises DiskError.
+    """Yield a folder that gets its name only when complete and on the disk, and replaces another. Raises DiskError.
 
     If the process is killed, `folder` is complete or missing. A kill between the two renames leaves the complete new
     folder under the name `.NAME.partial`.
@@ -150,5 +150,5 @@ def sync_paths(paths: Iterable[Path]) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Before a rename, so that a power failure cannot leave empty files in a folder with its final name."""
+    """Synchronize a folder before a rename: a power failure then leaves no empty files under the final name."""
     sync_paths([*folder.rglob("*"), folder])

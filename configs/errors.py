@@ -1,4 +1,4 @@
-"""Errors that a user can fix, and the format of sizes in messages.
+"""Defines errors that a user can fix, and formats sizes in messages.
 
     UnusableInput                      a file, a key or a flag (a cluster key, a port); str(error) names it and the problem
       ConfigError, DiskError           configs: the configuration; a disk that is full or not writable
@@ -14,7 +14,7 @@ bug, with a traceback.
 
 EXIT_UNUSABLE = 2  # exit code
 KIB, MIB, GIB = 2**10, 2**20, 2**30
-_LEAST_MIB = 0.1  # smaller sizes are in KiB: two decimals of MiB would show little of them
+_LEAST_MIB = 0.1  # MiB; smaller sizes are in KiB, because two decimals of MiB would show little
 
 
 class UnusableInput(ValueError):

@@ -1,6 +1,6 @@
 """Loads an object that a configuration names by import path: "package.module:name" or "file.py:name".
 
-`python -m asterism.configs.import_path KEY SPEC` only tries it: exit code 0, or an error on stderr.
+`python -m asterism.configs.import_path KEY SPEC` checks an import path: exit code 0, or an error on stderr.
 """
 
 import difflib
@@ -15,7 +15,7 @@ from asterism.configs.errors import EXIT_UNUSABLE, UnusableInput
 
 
 def load_object(spec: str, key: str) -> object:
-    """`key` names the configuration's key in errors. A file is loaded once per process.
+    """Load the object once per process. `key`: the configuration's key, for errors.
 
     The folder of a file, or the current folder, is added to sys.path, as for a script.
     Raises UnusableInput.
@@ -53,7 +53,7 @@ def _load_module(module_name: str, key: str) -> ModuleType:
 
 
 def _refuse_former_name(module_name: str, key: str) -> None:
-    """The current folder may be the checkout, in which `tasks.rewards` would be a second `asterism.tasks.rewards`."""
+    """Refuse `tasks.rewards`: if the current folder is the checkout, it would be a second `asterism.tasks.rewards`."""
     top = module_name.partition(".")[0]
     ours, found = importlib.util.find_spec(f"asterism.{top}"), importlib.util.find_spec(top)
     if ours is None or ours.origin is None:

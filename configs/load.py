@@ -1,9 +1,7 @@
-"""Loading of a RunConfig from a TOML file, `--set` overrides and a preset, and writing it back to
-a file.
+"""Loads a RunConfig from a TOML file, `--set` overrides and a preset, and writes it back to a file.
 
-Layers, later ones taking precedence: the schema's defaults, configs/presets/NAME.toml (`preset =
-"NAME"`), the file, a table of its [[stages]], the overrides in their order. Every mistake is a ConfigError that names the
-layer and the key.
+Later layers take precedence: the schema's defaults, configs/presets/NAME.toml (`preset = "NAME"`), the file, a table of
+its [[stages]], the overrides in their order. Every mistake is a ConfigError that names the layer and the key.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,13 +30,13 @@ from asterism.configs.schema.tiny import DEMO_TOOL, check_demo_dialogue
 from asterism.configs.toml_text import encode_table
 
 _NO_FILE = Path("the defaults")
-_TASK_SECTIONS = ("dialogue", "reward")  # of a task: the run's, with the task's keys
+_TASK_SECTIONS = ("dialogue", "reward")  # sections of a task: the run's sections, with the task's keys
 PRESETS_FOLDER = Path(__file__).parent / "presets"
 
 
 def load_run(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
-    """Without a file, the overrides apply to the schema's defaults. With [[stages]], the stage that the key `stage`
-    names, or the first one. Raises ConfigError."""
+    """Load a configuration. Without a file, the overrides apply to the schema's defaults. With [[stages]], the key
+    `stage` names the stage to load, by default the first one. Raises ConfigError."""
     files = [read_layer(path)] if path else []
     layers = [*files, *map(parse_override, overrides)]
     if stage := choose_stage(pop_stages(layers), layers):
@@ -67,7 +65,7 @@ def load_run(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def _replace_former_names(layer: ConfigLayer, path: Path | None) -> None:
-    """In the configuration of a run folder; raise ConfigError for former names in a layer of the user."""
+    """Replace former names in a run folder's configuration; raise ConfigError for those in a layer of the user."""
     renamings = find_renamings(layer.table)
     if path is not None and layer.source == str(path) and RunFolder(path.parent).events.is_dir():
         migrate(layer.table)
@@ -90,13 +88,13 @@ def check_tiny(run: RunConfig) -> None:
 
 
 def load_stages(path: Path, overrides: Sequence[str] = ()) -> list[tuple[StageConfig, RunConfig]]:
-    """Each stage with its configuration; none without [[stages]]. Raises ConfigError."""
+    """Return each stage with its configuration; none without [[stages]]. Raises ConfigError."""
     stages = pop_stages([read_layer(path), *map(parse_override, overrides)])
     return [(stage.options, load_run(path, [*overrides, f"{STAGE_KEY}={stage.options.name}"])) for stage in stages]
 
 
 def expand_paths(run: RunConfig, folder: RunFolder) -> RunConfig:
-    """With `folder` for `$RUN` in all paths, so that another run can use its files."""
+    """Replace `$RUN` by `folder` in all paths, so that another run can use the files."""
     return msgspec.convert(_expand_texts(msgspec.to_builtins(run), folder), RunConfig)
 
 
@@ -109,7 +107,7 @@ def _expand_texts(value: Any, folder: RunFolder) -> Any:
 
 
 def load_with_overrides(path: Path, overrides: Sequence[str], sections: Sequence[str]) -> RunConfig:
-    """A finished run's configuration with overrides in `sections`. Raises ConfigError for any other change."""
+    """Load a finished run's configuration with overrides in `sections`. Raises ConfigError for any other change."""
     run = load_run(path, overrides)
     for difference in list_differences(load_run(path), run):
         key = difference.partition(":")[0]
@@ -129,12 +127,12 @@ def write_resolved(run: RunConfig, path: Path) -> None:
 
 
 def list_differences(a: RunConfig, b: RunConfig) -> list[str]:
-    """One line per key that differs, such as `learner.optimizer.lr: 0.0003 -> 0.0001`."""
+    """List the keys that differ, one per line, such as `learner.optimizer.lr: 0.0003 -> 0.0001`."""
     return _diff_tables(msgspec.to_builtins(a), msgspec.to_builtins(b), "")
 
 
 def list_resume_conflicts(before: RunConfig, after: RunConfig) -> list[str]:
-    """Differences that prevent `--resume`: all except those of `cluster`, `health` and `metrics`."""
+    """List differences that prevent `--resume`: all except those of `cluster`, `health` and `metrics`."""
     changed = msgspec.structs.replace(before, cluster=after.cluster, health=after.health, metrics=after.metrics)
     return list_differences(changed, after)
 
@@ -155,14 +153,14 @@ def _pop_preset(layers: Sequence[ConfigLayer]) -> ConfigLayer | None:
 
 
 def _fill_demo_tool(merged: dict[str, Any]) -> None:
-    """The demo has one tool, unless the configuration names others, which are refused."""
+    """Set the demo's only tool, unless the configuration names tools (others are refused later)."""
     dialogue = merged.get("dialogue", {})
     if merged.get("tiny") is not None and not merged.get("tasks") and isinstance(dialogue, dict):
         merged["dialogue"] = {"tools": [DEMO_TOOL], **dialogue}
 
 
 def _fill_task_sections(merged: dict[str, Any]) -> None:
-    """With the run's keys. A task that brings its own tools has no Python tool unless the configuration names one."""
+    """Fill a task's sections with the run's keys. A task with tools has no Python tool unless `tools` names one."""
     tasks = merged.get("tasks")
     for task in tasks if isinstance(tasks, list) else ():
         for section in _TASK_SECTIONS:
@@ -182,7 +180,7 @@ def _fill_evaluation_sampling(merged: dict[str, Any]) -> None:
 
 
 def _drop_none(table: Mapping[str, Any]) -> dict[str, Any]:
-    """TOML has no null; an absent key means None."""
+    """Drop keys with None: TOML has no null, and an absent key means None."""
     return {key: _drop_none_within(value) for key, value in table.items() if value is not None}
 
 
@@ -194,7 +192,7 @@ def _drop_none_within(value: Any) -> Any:
 
 def _diff_tables(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str) -> list[str]:
     lines: list[str] = []
-    for key in {**a, **b}:  # keys of sglang.environment are arbitrary, so they may differ
+    for key in {**a, **b}:  # keys of sglang.environment are arbitrary, and may exist in one table only
         before, after = a.get(key), b.get(key)
         is_array = isinstance(before, (list, tuple))
         before, after = _index_tables(before), _index_tables(after)
@@ -209,6 +207,6 @@ def _diff_tables(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str) -> lis
 
 
 def _index_tables(value: Any) -> Any:
-    """An array of tables as a table by name."""
+    """Return an array of tables as a table by name; other values unchanged."""
     is_array = isinstance(value, (list, tuple)) and value and all(isinstance(each, dict) for each in value)
     return {each.get("name", str(number)): each for number, each in enumerate(value)} if is_array else value

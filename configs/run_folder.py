@@ -1,4 +1,4 @@
-"""Paths of a run's files: the only place that names paths below `runs/NAME/`."""
+"""Names the paths of a run's files; only this module names paths below `runs/NAME/`."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ from asterism.configs.errors import UnusableInput
 
 class RunFolder(NamedTuple):
     path: Path
-    # Of a joined node: keeps its sockets and shared memory apart from those of other nodes of this machine.
+    # Name of a joined node: separates its sockets and shared memory from those of other nodes of this machine.
     scratch: str = ""
 
     @property
@@ -30,47 +30,47 @@ class RunFolder(NamedTuple):
 
     @property
     def logs(self) -> Path:
-        """Per process, its structured log `PROCESS.jsonl` and its output `PROCESS.out`."""
+        """The folder of logs: per process, its structured log `PROCESS.jsonl` and its output `PROCESS.out`."""
         return self.path / "logs"
 
     @property
     def events(self) -> Path:
-        """One event log `PROCESS.sqlite` per process."""
+        """The folder of event logs: `PROCESS.sqlite` for each process."""
         return self.path / "events"
 
     @property
     def problem_counts(self) -> Path:
-        """Numbers of training and test problems, for replays."""
+        """The file with the numbers of training and test problems, for replays."""
         return self.path / "problems.json"
 
     @property
     def data_digests(self) -> Path:
-        """Digests of the data files with which the run began."""
+        """The digests of the data files with which the run began."""
         return self.path / "data.json"
 
     @property
     def task_descriptions(self) -> Path:
-        """Tools of the run's tasks with an import path, so that a replay does not import them."""
+        """The tools of the run's tasks with an import path, so that a replay does not import them."""
         return self.path / "tasks.json"
 
     @property
     def metrics(self) -> Path:
-        """One JSON line per step of the cold start and of RL, and per evaluation."""
+        """The metrics: one JSON line per step of the cold start and of RL, and per evaluation."""
         return self.path / "metrics.jsonl"
 
     @property
     def sinks(self) -> Path:
-        """What each metric sink has delivered, and the identity of the run in the backends."""
+        """The deliveries of each metric sink, and the identity of the run in the backends."""
         return self.path / "sinks"
 
     @property
     def answers(self) -> Path:
-        """One JSON line per ended answer of an evaluation."""
+        """The answers: one JSON line per ended answer of an evaluation."""
         return self.path / "answers.jsonl"
 
     @property
     def provenance(self) -> Path:
-        """Digests of the weights and questions of `asterism eval`."""
+        """The digests of the weights and questions of `asterism eval`."""
         return self.path / "provenance.json"
 
     @property
@@ -93,7 +93,7 @@ class RunFolder(NamedTuple):
 
     @property
     def dialogue_tokens(self) -> Path:
-        """Token files of the cold start, one folder for each file of dialogues (asterism.engine.data.token_files)."""
+        """The token files of the cold start, a folder for each file of dialogues (asterism.engine.data.token_files)."""
         return self.path / "dialogue_tokens"
 
     @property
@@ -116,26 +116,26 @@ class RunFolder(NamedTuple):
 
     @property
     def launch_counter(self) -> Path:
-        """Number of launches of the run."""
+        """The number of launches of the run."""
         return self.path / "boots"
 
     @property
     def node_counter(self) -> Path:
-        """Number of nodes that have joined, in all launches."""
+        """The number of nodes that have joined, in all launches."""
         return self.path / "nodes"
 
     def get_isolation_path(self, executor: str) -> Path:
-        """The isolation that the sandbox backend `auto` chose for an executor of the present launch."""
+        """Return the file with the isolation that the sandbox backend `auto` chose for an executor in this launch."""
         return self.path / "isolation" / f"{executor}.json"
 
     @property
     def batches(self) -> Path:
-        """Batches that the learner received since its last checkpoint."""
+        """The batches that the learner received since its last checkpoint."""
         return self.path / "batches"
 
     @property
     def sockets(self) -> Path:
-        """Outside the run's folder: the path of an ipc socket is limited to 107 bytes."""
+        """The folder of sockets, outside the run's folder: the path of an ipc socket is limited to 107 bytes."""
         return Path(tempfile.gettempdir()) / self._scratch_name
 
     @property
@@ -148,18 +148,18 @@ class RunFolder(NamedTuple):
     def _scratch_name(self) -> str:
         owner = self.scratch or str(self.path.resolve())
         digest = hashlib.blake2b(owner.encode(), digest_size=6).hexdigest()
-        return f"asterism-{os.getuid()}-{digest}"  # as asterism.bus.process.scratch_lock names them
+        return f"asterism-{os.getuid()}-{digest}"  # name as in asterism.bus.process.scratch_lock
 
     def get_checkpoint_path(self, step: int) -> Path:
-        """The checkpoint after `step` RL steps; step 0 is the end of the cold start."""
+        """Return the checkpoint after `step` RL steps; step 0 is the end of the cold start."""
         return self.checkpoints / f"step_{step:06d}"
 
     def get_export_path(self, step: int) -> Path:
-        """The export of a step that `asterism serve` has written."""
+        """Return the export of a step that `asterism serve` has written."""
         return self.path / "exports" / f"step_{step:06d}"
 
     def expand_path(self, path: str) -> Path:
-        """A path from the configuration, with `$RUN` replaced by this folder."""
+        """Return a path from the configuration, with `$RUN` replaced by this folder."""
         return Path(path.replace("$RUN", str(self.path)))
 
 
@@ -170,7 +170,7 @@ class StagesFolder(NamedTuple):
 
     @property
     def record(self) -> Path:
-        """The names of the stages, in order: {"stages": [...]}."""
+        """The file with the names of the stages, in order: {"stages": [...]}."""
         return self.path / "stages.json"
 
     @property
@@ -178,17 +178,17 @@ class StagesFolder(NamedTuple):
         return self.path / "stages.png"
 
     def get_stage(self, number: int, name: str) -> RunFolder:
-        """`number`: from 1."""
+        """Return the run folder of a stage. `number`: counts from 1."""
         return RunFolder(self.path / f"{number}_{name}")
 
     def list_begun(self) -> list[RunFolder]:
-        """The stages that have a configuration, in order. Raises OSError and msgspec.MsgspecError without a record."""
+        """Return the stages that have a configuration, in order. Without a record: OSError or msgspec.MsgspecError."""
         names = msgspec.json.decode(self.record.read_bytes(), type=dict[str, list[str]])["stages"]
         folders = [self.get_stage(number, name) for number, name in enumerate(names, 1)]
         return [folder for folder in folders if folder.config.exists()]
 
     def refuse(self) -> None:
-        """For commands that need one stage. Raises UnusableInput, which lists them, if the folder has stages."""
+        """Raise UnusableInput with the stages of the folder, for commands that need one stage."""
         if self.record.exists():
             begun = ", ".join(str(stage.path) for stage in self.list_begun())
             raise UnusableInput(f"{self.path}: has several stages; name one of them: {begun or 'none has begun'}")

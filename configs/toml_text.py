@@ -1,4 +1,4 @@
-"""Encodes a table as TOML. The standard library only reads TOML, and a run needs no further package to write it."""
+"""Encodes a table as TOML, because the standard library only reads TOML."""
 
 import datetime
 import json
@@ -10,12 +10,12 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def encode_table(table: Mapping[str, Any]) -> str:
-    """The document. Values are strings, booleans, numbers, dates, arrays and tables; raises TypeError for another one."""
+    """Return the document. Values are strings, booleans, numbers, dates, arrays and tables; others raise TypeError."""
     return "\n".join(_list_lines(table, ())).lstrip("\n") + "\n"
 
 
 def encode_value(value: object) -> str:
-    """One value on one line."""
+    """Return a value on one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):  # str(inf) is TOML's inf
@@ -33,7 +33,7 @@ def encode_value(value: object) -> str:
 
 
 def _list_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
-    """The keys of a table come before its tables, which begin with a line of their own."""
+    """Yield the keys of a table before its tables, which begin with a line of their own."""
     for key, value in table.items():
         if not isinstance(value, dict) and not _is_table_array(value):
             yield f"{_encode_key(key)} = {encode_value(value)}"

@@ -1,1 +1,1 @@
-"""What touches weights: the model, the embedded engine, the learner, weight transfer, checkpoints."""
+"""Contains the code that touches weights: the model, engines, the learner, weight transfer, checkpoints."""

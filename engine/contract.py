@@ -19,7 +19,7 @@ class EngineFailure(Exception):
 
 
 class RequestRefused(EngineFailure):
-    """The request can never be served: a token id outside the vocabulary, a sequence beyond the capacity."""
+    """The engine can never serve the request: a token id outside the vocabulary, a sequence beyond the capacity."""
 
 
 class WeightsRefused(EngineFailure):
@@ -27,23 +27,23 @@ class WeightsRefused(EngineFailure):
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """The KV cache, in tokens. A sequence uses whole pages, which sequences with equal prefixes may share."""
+    """The size of the KV cache in tokens. Sequences use whole pages, and share the pages of equal prefixes."""
 
     kv_tokens: int
     page_tokens: int
-    sequence_tokens: int  # of the longest sequence that the engine accepts
+    sequence_tokens: int  # tokens of the longest sequence that the engine accepts
 
     def count_pages(self, tokens: int) -> int:
         return -(-tokens // self.page_tokens)
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
-    sequence_id: int  # the trajectory's; its cached prefix is reused if its ids match
+    sequence_id: int  # id of the trajectory; its cached prefix is reused if its ids match
     token_ids: NDArray[np.int32]  # [T], the whole sequence up to this request
     max_new_tokens: int
     sampling: Sampling = Sampling()
     stop_token_ids: tuple[int, ...] = ()
-    seed: int = 0  # a token's draw depends only on it and the token's position
+    seed: int = 0  # a token's draw depends only on the seed and the token's position
 
     @classmethod
     def from_turn(cls, turn: TurnRequested) -> GenerationRequest:
@@ -58,7 +58,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
 
 
 def check_request(request: GenerationRequest, vocab_size: int, sequence_tokens: int) -> None:
-    """For every engine, before a request reaches a model. Raises RequestRefused."""
+    """Check a request before it reaches a model, for every engine. Raises RequestRefused."""
     name, ids = f"sequence {request.sequence_id}", request.token_ids
     if len(ids) == 0:
         raise RequestRefused(f"{name}: the prompt is empty")
@@ -82,11 +82,11 @@ def check_request(request: GenerationRequest, vocab_size: int, sequence_tokens: 
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """N new tokens, the stop token included."""
+    """N new tokens, including the stop token."""
 
     token_ids: NDArray[np.int32]  # [N]
-    # [N], log p of the sampled token under softmax(logits / temperature), before top-p and top-k; of greedy tokens at
-    # temperature 1
+    # [N], log p of the sampled token under softmax(logits / temperature), before top-p and top-k; temperature 1 for
+    # greedy tokens
     logprobs: NDArray[np.float32]
     versions: NDArray[np.int32]  # [N], policy version of each token
     finish: Literal["stop", "length", "abort"]
@@ -104,22 +104,22 @@ class Generation(msgspec.Struct, frozen=True):
         )
 
 
-# Gets the tokens that were generated since its last call, int32 [n] with n > 0. It runs on the event loop and must not
-# raise; `asyncio.Queue.put_nowait` is one.
+# A function of the tokens generated since its last call, int32 [n] with n > 0. It runs on the event loop and must not
+# raise, such as `asyncio.Queue.put_nowait`.
 TokenListener = Callable[[NDArray[np.int32]], object]
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
-    """As in asterism.bus.messages.EngineLoadReported. Counters start at the engine's start."""
+    """The load of an engine, as in asterism.bus.messages.EngineLoadReported. Counters start at the engine's start."""
 
     running: int  # sequences that decode, and the sequence in prefill
     waiting: int  # requests that wait for pages or a row
     used_tokens: int  # KV tokens in pages that are not free
-    cached_tokens: int  # of used_tokens those in pages that no running sequence holds
+    cached_tokens: int  # part of used_tokens, in pages that no running sequence holds
     decode_steps: int
     generated_tokens: int
     prefilled_tokens: int  # tokens of requests that were computed, not found in the cache
-    recomputed_tokens: int  # of prefilled_tokens those computed here before: evicted, preempted or released
+    recomputed_tokens: int  # part of prefilled_tokens that were computed before: evicted, preempted or released
     evicted_tokens: int  # tokens of evicted cached pages
     preempted: int  # preemptions of running sequences, for lack of pages
     busy_s: float  # time spent computing
@@ -129,14 +129,14 @@ class Engine(Protocol):
     async def start(self) -> Capacity: ...
 
     async def generate(self, request: GenerationRequest, on_tokens: TokenListener | None = None) -> Generation:
-        """Raises RequestRefused before anything reaches the model, EngineFailure if the engine breaks.
+        """Generate a turn. Raises RequestRefused before the model gets it, EngineFailure if the engine breaks.
 
         `on_tokens` gets the new tokens while they are generated: all of them, in order, before the call returns.
         """
         ...
 
     def abort(self, sequence_id: int) -> None:
-        """The pending generate returns its tokens, with finish "abort". No effect without a pending generate."""
+        """Make the pending generate return its tokens with finish "abort". No effect without a pending generate."""
         ...
 
     def release_cache(self, sequence_id: int) -> None:

@@ -1,4 +1,4 @@
-"""The code of a kind of engine: the entry of its package, which asterism.configs.engines.engine_kinds names.
+"""Defines the entry of an engine kind's package, which asterism.configs.engines.engine_kinds names.
 
 A module with an EngineCode imports no torch. Parts that need torch, or that few commands use, are import paths.
 """
@@ -19,9 +19,9 @@ class EngineStart(NamedTuple):
 
     run: RunConfig
     folder: RunFolder
-    process: str  # the generator
-    version: int  # of the checkpoint's weights
-    on_engine_lost: Callable[[str], object]  # with the cause; its caller closes the engine
+    process: str  # name of the generator
+    version: int  # version of the checkpoint's weights
+    on_engine_lost: Callable[[str], object]  # called with the cause; its caller closes the engine
     incarnation: int = 1  # counts the generator's starts
 
     @property
@@ -38,13 +38,13 @@ class EngineCheck(NamedTuple):
 
 
 class EvaluatedModels(NamedTuple):
-    """The models of running servers. An evaluation that is resumed must find the same."""
+    """The models of running servers. A resumed evaluation must find the same models."""
 
-    run: RunConfig  # with the names of the models
-    description: Mapping[str, Any]  # for the provenance, next to the URLs
+    run: RunConfig  # the run with the names of the models
+    description: Mapping[str, Any]  # description of the models for the provenance, next to the URLs
 
 
-# By key: a check that returns a description, or raises UnusableInput. The checkpoint is None if the run creates it.
+# Checks by key. Each returns a description, or raises UnusableInput. The checkpoint is None if the run creates it.
 InputChecks = Mapping[str, Callable[[], str]]
 
 
@@ -58,8 +58,8 @@ def describe_no_servers(run: RunConfig) -> Servers:
 
 class EngineCode(NamedTuple):
     factory: str  # import path: (EngineStart) -> Engine
-    describe_servers: Callable[[RunConfig], Servers] = describe_no_servers  # ValueError: tables that do not match
-    list_input_checks: Callable[[RunConfig, Path | None], InputChecks] = list_no_checks  # before a run starts
+    describe_servers: Callable[[RunConfig], Servers] = describe_no_servers  # ValueError: tables do not match
+    list_input_checks: Callable[[RunConfig, Path | None], InputChecks] = list_no_checks  # checks before a run starts
     machine_checks: str = ""  # import path: (RunConfig, Path | None) -> Iterable[EngineCheck], of `asterism doctor`
     find_models: str = ""  # import path: (RunConfig) -> EvaluatedModels, for `asterism eval` of running servers
 
@@ -67,7 +67,7 @@ class EngineCode(NamedTuple):
         return pkgutil.resolve_name(self.factory)(start)
 
     def list_machine_checks(self, run: RunConfig, checkpoint: Path | None) -> Iterable[EngineCheck]:
-        """The checks depend on each other: each is made before the next one is asked for."""
+        """Yield the checks in order: each may depend on the result of the checks before it."""
         return pkgutil.resolve_name(self.machine_checks)(run, checkpoint) if self.machine_checks else ()
 
 
@@ -82,6 +82,6 @@ def load_engine_code(run: RunConfig) -> EngineCode:
 
 
 def find_evaluated_models(run: RunConfig) -> EvaluatedModels:
-    """Ask the running servers of the run; without any there is no model. Raises UnusableInput, which names the server."""
+    """Ask the run's servers for their models, if it has servers. Raises UnusableInput with the server's URL."""
     path = load_engine_code(run).find_models
     return pkgutil.resolve_name(path)(run) if path and run.servers.urls else EvaluatedModels(run, {})

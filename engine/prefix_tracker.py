@@ -1,7 +1,7 @@
-"""Tables of recent keys, and the prefix that each recent sequence had in the KV cache.
+"""Keeps tables of recent keys, and the prefix that each recent sequence had in the KV cache.
 
-The prefixes serve to count the tokens that are recomputed when a sequence returns. Each entry holds
-the number of the sequence's first tokens and their digest: about 20 MiB in all.
+The prefixes serve to count the tokens that are recomputed when a sequence returns. An entry holds the number of tokens
+and their digest: about 20 MiB in all.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_TRACKED = 65_536  # keys; beyond that the least recently recorded one is dropped
+MAX_TRACKED = 65_536  # keys; a further key replaces the least recently recorded one
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -34,11 +34,11 @@ class CachedPrefix(NamedTuple):
 
 class PrefixTracker:
     def __init__(self) -> None:
-        self._prefixes: OrderedDict[int, CachedPrefix] = OrderedDict()  # by sequence_id
-        self.num_tokens = 0  # of all sequences, as if no prefix were shared or evicted
+        self._prefixes: OrderedDict[int, CachedPrefix] = OrderedDict()  # prefixes by sequence_id
+        self.num_tokens = 0  # tokens of all sequences, as if no prefix were shared or evicted
 
     def record(self, sequence_id: int, token_ids: NDArray[np.int32]) -> None:
-        """The sequence's KV cache holds these tokens."""
+        """Record that the sequence's KV cache holds these tokens."""
         self._remove(sequence_id)
         self._prefixes[sequence_id] = CachedPrefix(len(token_ids), _compute_digest(token_ids), is_active=True)
         self.num_tokens += len(token_ids)
@@ -50,7 +50,7 @@ class PrefixTracker:
             self._prefixes[sequence_id] = prefix._replace(is_active=False)
 
     def pop_matching(self, sequence_id: int, token_ids: NDArray[np.int32]) -> CachedPrefix | None:
-        """The sequence's recorded prefix; None if `token_ids` does not start with all of it."""
+        """Return the sequence's recorded prefix; None if `token_ids` does not start with all of it."""
         prefix = self._remove(sequence_id)
         if (
             prefix is None
@@ -61,7 +61,7 @@ class PrefixTracker:
         return prefix
 
     def clear(self) -> None:
-        """For new weights, under which every prefix must be recomputed."""
+        """Remove all prefixes, because every prefix must be recomputed with new weights."""
         self._prefixes.clear()
         self.num_tokens = 0
 

@@ -1,1 +1,1 @@
-"""Pure decisions: no clock, no randomness, no I/O. Time and draws arrive with the event."""
+"""Makes pure decisions: no clock, no randomness, no I/O. Time and random draws arrive with the event."""

@@ -26,5 +26,5 @@ class Decider(Protocol):
         ...
 
     def get_state_after(self, event: AnyMessage) -> msgspec.Struct | None:
-        """The state to fingerprint after `event`; None for none."""
+        """Return the state to fingerprint after `event`, or None to fingerprint nothing."""
         ...

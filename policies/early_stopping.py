@@ -1,11 +1,11 @@
-"""Early stopping: two rules that end a run before `rl.steps`, so that the next stage begins ([[stages]]).
+"""Ends a run before `rl.steps` by two rules, so that the next stage begins ([[stages]]).
 
-    reward plateau     the mean reward of the last `window_steps` steps is less than `min_reward_gain` above that of as
-                       many steps before
+    reward plateau     the mean reward of the last `window_steps` steps exceeds the mean of as many steps before by
+                       less than `min_reward_gain`
     length limit       the mean share of responses that the length limit ends is at least `max_overlong_share` in the
                        last `window_steps` steps
 
-The first step that cannot have been requested yet then becomes the last step of the run, so that the learner saves it. Its
+The last step of the run is then the first one that cannot have been requested yet, so that the learner saves it. Its
 number depends only on the outcomes of steps: a resumed run ends at the same step.
 """
 
@@ -26,15 +26,15 @@ def describe_outcome(collected: StepCollected) -> StepOutcome:
 
 
 def compute_last_step(step: int, max_staleness: int) -> int:
-    """Of the run, if a rule holds after `step`: the steps before it may be requested already."""
+    """Return the run's last step if a rule holds after `step`: the steps before it may be requested already."""
     return step + 1 + max_staleness
 
 
 class EarlyStopping(msgspec.Struct):
     """State of the rules in one launch of a run."""
 
-    outcomes: list[StepOutcome] = []  # of the last two windows, by step
-    last_step: int = 0  # of the run, once a rule holds; 0: before
+    outcomes: list[StepOutcome] = []  # outcomes of the steps of the last two windows
+    last_step: int = 0  # last step of the run; 0: no rule holds yet
 
     def restore(
         self,
@@ -44,7 +44,7 @@ class EarlyStopping(msgspec.Struct):
         num_steps: int,
         max_staleness: int,
     ) -> None:
-        """As if the steps up to `resume_step` had been collected in this launch. `num_steps`: rl.steps."""
+        """Restore the state after `resume_step`, as if this launch had collected the steps. `num_steps`: rl.steps."""
         for outcome in earlier:
             last_step = compute_last_step(outcome.step, max_staleness)
             if self.record(outcome, options) and last_step <= num_steps:
@@ -52,7 +52,7 @@ class EarlyStopping(msgspec.Struct):
                 return
 
     def record(self, outcome: StepOutcome, options: EarlyStoppingConfig) -> str:
-        """The rule that holds after the step, in words; empty if none does."""
+        """Record a step; describe the rule that holds after it, or return an empty text."""
         self.outcomes.append(outcome)
         del self.outcomes[: -2 * options.window_steps]
         if outcome.step < options.min_steps or len(self.outcomes) < options.window_steps:

@@ -1,9 +1,9 @@
-"""The order of a run that only evaluates (`asterism eval`): one evaluation of the weights of model.checkpoint.
+"""Orders a run that only evaluates (`asterism eval`): one evaluation of the weights of model.checkpoint.
 
     RunStarted --> EvaluationRequested to the buffer --> EvaluationFinished --> RunFinished
 
-The engines start with these weights, as version EVALUATED_VERSION, and join only the arbiter: no learner publishes weights,
-and no engine waits for any. Trajectories wait for their first lease until an engine has joined.
+The engines start with these weights, as version EVALUATED_VERSION, and join only the arbiter: no learner publishes
+weights. Trajectories wait for their first lease until an engine has joined.
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.decider import Send
 from asterism.policies.step_evaluations import EvaluationPlan
 
-EVALUATED_VERSION = 0  # of the weights, in messages
+EVALUATED_VERSION = 0  # version of the weights in messages
 
 
 class EvaluationRecipeState(msgspec.Struct):
-    pending_label: str = ""  # of the evaluation in flight
+    pending_label: str = ""  # label of the evaluation in flight
 
 
 class EvaluationRecipe:
-    """A decider (asterism.policies.decider.Decider) in the place of asterism.policies.recipe.Recipe."""
+    """A decider (asterism.policies.decider.Decider) that replaces asterism.policies.recipe.Recipe."""
 
     def __init__(self, run: RunConfig) -> None:
         self._plan = EvaluationPlan.from_config(run)
@@ -39,7 +39,7 @@ class EvaluationRecipe:
             case EvaluationFinished(label=label) if label == self.state.pending_label:
                 self.state = EvaluationRecipeState()
                 return [Send(BUFFER, RunFinished(EVALUATED_VERSION))]
-            case EngineLeft():  # the arbiter and the rollouts act on it
+            case EngineLeft():  # the arbiter and the rollouts handle it
                 return []
             case _:
                 raise ProtocolError(f"the recipe of an evaluation does not accept {type(event).__name__}")

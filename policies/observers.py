@@ -1,4 +1,4 @@
-"""Observers of deciders: log lines of the head and of the rollout processes."""
+"""Observes deciders: writes log lines of the head and of the rollout processes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,16 +19,16 @@ from asterism.policies.decider import Send
 from asterism.policies.rollout.rollout import Rollout
 from asterism.policies.rollout.trajectory import PHASES, Trajectory
 
-WriteLine = Callable[..., object]  # (event, **fields)
+WriteLine = Callable[..., object]  # called with (event, **fields)
 
 _PARTS = ("step_s", "rollout_s", "train_s", "weights_s")
 
 
 class StepObserver:
-    """The head: start and end of steps, evaluations and groups (asterism.actors.runtime.decider_loop.Observer)."""
+    """Writes start and end of steps, evaluations and groups (asterism.actors.runtime.decider_loop.Observer)."""
 
     def __init__(self, write_line: WriteLine) -> None:
-        # Of the latest request for each purpose: "step 3", "evaluation start_greedy".
+        # Names of the latest request for each purpose: "step 3", "evaluation start_greedy".
         self._names = {"train": "", "evaluate": ""}
         self.quiet = False
         self._write_line = write_line
@@ -59,7 +59,7 @@ class StepObserver:
 
 
 class TrajectoryObserver:
-    """A rollout process: the end of each trajectory, and every 0.1 s their number by phase."""
+    """Writes the end of each trajectory of a rollout process, and every 0.1 s their numbers by phase."""
 
     def __init__(self, write_line: WriteLine, rollout: Rollout) -> None:
         self.quiet = False
@@ -94,7 +94,7 @@ def _describe_trajectory(trajectory: Trajectory) -> dict[str, Any]:
         "group_id": trajectory.group.group_id,
         "purpose": trajectory.group.purpose,
         "turns": trajectory.turn,
-        "calls": trajectory.calls + len(trajectory.results),  # with the open ones
+        "calls": trajectory.calls + len(trajectory.results),  # includes the calls in flight
         "calls_failed": trajectory.calls_failed,
         "prompt_tokens": record.prompt_tokens,
         "tokens": record.num_tokens,

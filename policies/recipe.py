@@ -1,23 +1,23 @@
-"""The order of a run: weights, first evaluation, RL steps, last evaluation.
+"""Orders a run: weights, first evaluation, RL steps, last evaluation.
 
-    weights of step v on every engine --> evaluate (v = 0, or the last)
+    weights of step v on every engine --> evaluate (v = 0, or the last step)
                                       --> StepRequested(v + 1 ... v + 1 + max_staleness)
-                                      --> every `evaluation.every` steps: evaluate meanwhile
+                                      --> every `evaluation.every` steps: evaluate at the same time
 
 With max_staleness = 0 a step starts when every engine holds the weights of the previous step: the
 algorithm is synchronous. With k > 0 up to k further steps are collected while the learner trains,
 and engines load weights during turns: tokens for a step are at most k versions older than the
-policy that the step updates. asterism.policies.step_evaluations states how an evaluation that runs alongside
-the rollouts keeps its weights.
+policy that the step updates. asterism.policies.step_evaluations describes how an evaluation that runs
+alongside the rollouts keeps its weights.
 
-The run does not wait for engines that have left. An engine that joins gets the newest weights, and
-the run waits for it from then on. Weights are sent with the engine's incarnation, because the bus may
-repeat them to the next incarnation, when the run already uses newer ones. A learner that restarts
-from a checkpoint repeats its messages; repetitions are ignored.
+The run does not wait for engines that have left. An engine that joins gets the newest weights, and the run then waits
+for it. Weights are sent with the engine's incarnation, because the bus may repeat them to the next incarnation, when
+the run already uses newer weights. A learner that restarts from a checkpoint repeats its messages; repetitions are
+ignored.
 
-If learner and engines share GPUs, the learner requests the engines' memory before it trains. Each
-engine, including engines that join meanwhile, ends its turns and releases its memory. When all are asleep,
-the learner trains; the weights that it publishes end the handover:
+If learner and engines share GPUs, the learner requests the engines' memory before it trains. Each engine, including
+engines that join later, ends its turns and releases its memory. When all are asleep, the learner trains; the weights
+that it publishes end the handover:
 
     GpuMemoryRequested --> EngineSleepRequested to every engine --> EngineAsleep from every engine
     --> GpuMemoryGranted --> WeightsPublished
@@ -58,27 +58,27 @@ from asterism.policies.step_evaluations import EvaluationPlan, StepEvaluations
 
 class EngineWeights(msgspec.Struct):
     incarnation: int = 1
-    announced_version: int = -1  # the newest version that was sent to it
+    announced_version: int = -1  # newest version that was sent to the engine
     loaded_version: int = -1
 
 
 class GpuMemoryHandover(msgspec.Struct):
     """The latest handover of the engines' memory to the learner."""
 
-    incarnation: int  # of the learner
-    version: int  # as of GpuMemoryRequested
+    incarnation: int  # the learner's incarnation
+    version: int  # version in GpuMemoryRequested
     phase: Literal["requested", "granted", "over"] = "requested"
-    sleeping: dict[str, int] = {}  # by engine that released its memory: its incarnation
+    sleeping: dict[str, int] = {}  # incarnations of the engines that released their memory
 
 
 class RecipeState(msgspec.Struct):
-    engines: dict[str, EngineWeights] = {}  # joined, or expected at the start of the run
-    departed: dict[str, int] = {}  # by engine: its last departed incarnation
+    engines: dict[str, EngineWeights] = {}  # engines that have joined, or are expected at the start of the run
+    departed: dict[str, int] = {}  # last departed incarnation of each engine
     newest: WeightsPublished | None = None
     last_trained_step: int = -1
-    synced_version: int = -1  # the newest version that every engine holds
+    synced_version: int = -1  # newest version that every engine has loaded
     last_requested_step: int = -1
-    pending_evaluations: list[str] = []  # labels to finish before the next step
+    pending_evaluations: list[str] = []  # labels of evaluations to finish before the next step
     # Unset until the learner requests the engines' memory.
     handover: GpuMemoryHandover | msgspec.UnsetType = msgspec.UNSET
     step_evaluations: StepEvaluations | msgspec.UnsetType = msgspec.UNSET  # unset without evaluations during training
@@ -94,7 +94,7 @@ class RecipeState(msgspec.Struct):
 
     @property
     def awake_engines(self) -> list[str]:
-        """Engines that have not released their memory yet."""
+        """The engines that have not released their memory yet."""
         if (handover := self.open_handover) is None:
             return []
         return [name for name, engine in self.engines.items() if handover.sleeping.get(name) != engine.incarnation]
@@ -125,7 +125,7 @@ class Recipe:
 
     @property
     def _last_step(self) -> int:
-        """Of the run: rl.steps, unless a rule of early stopping holds."""
+        """The run's last step: rl.steps, unless a rule of early stopping holds."""
         early = self.state.early_stopping
         return (early.last_step if early else 0) or self._plan.steps
 
@@ -179,7 +179,7 @@ class Recipe:
             return self._announce_weights()
         if not is_new:
             return []  # the request was already sent
-        # The handover ends with newer weights: do not send the present ones.
+        # The handover ends with newer weights: do not send the current ones.
         self.state.engines[event.engine].announced_version = self.state.version
         return [Send(event.engine, EngineSleepRequested(handover.incarnation, handover.version))]
 
@@ -193,14 +193,14 @@ class Recipe:
         return [*self._advance_if_synced(), *self._grant_gpu_memory_if_asleep()]
 
     def _on_weights_published(self, event: WeightsPublished) -> list[Send]:
-        """A restarted learner publishes the same version again; engines that loaded these weights keep them."""
+        """Send new weights. A restarted learner may publish a version again; engines that loaded it keep it."""
         state = self.state
         if event.version < state.version:
             raise ProtocolError(f"version {event.version} after version {state.version}")
-        if state.newest is None:  # the learner's checkpoint, from which the steps continue
+        if state.newest is None:  # weights of the learner's checkpoint, from which the steps continue
             state.last_requested_step = event.version
         if state.newest is not None and event.version == state.version and event.digest != state.newest.digest:
-            for engine in state.engines.values():  # trained again, with other bits
+            for engine in state.engines.values():  # the version was trained again, with other bits
                 engine.loaded_version = min(engine.loaded_version, event.version - 1)
         state.newest = event
         if evaluations := state.step_evaluations:
@@ -230,7 +230,7 @@ class Recipe:
         return effects
 
     def _on_learner_restarted(self) -> list[Send]:
-        """The learner repeats StepTrained, and then publishes only its newest weights."""
+        """Handle a restart: the learner repeats StepTrained, and then publishes only its newest weights."""
         if not self.state.step_evaluations:
             return []
         self.state.step_evaluations.skip_unstarted()
@@ -260,7 +260,7 @@ class Recipe:
     # ---------------------------------------------------------------- the engines' memory
 
     def _on_gpu_memory_requested(self, event: GpuMemoryRequested) -> list[Send]:
-        """A restarted learner requests again, and sleeping engines confirm again."""
+        """Request the engines' memory; a restarted learner requests again, and sleeping engines confirm again."""
         last, request_key = self.state.handover, (event.learner_incarnation, event.version)
         if isinstance(last, GpuMemoryHandover) and request_key <= (last.incarnation, last.version):
             raise ProtocolError(
@@ -297,7 +297,7 @@ class Recipe:
     # ---------------------------------------------------------------- evaluations and steps
 
     def _on_step_collected(self, event: StepCollected) -> list[Send]:
-        """The last step has not been requested yet, so that the learner saves it."""
+        """Apply early stopping: the new last step has not been requested yet, so that the learner saves it."""
         early = self.state.early_stopping
         if not early or early.last_step:
             return []
@@ -326,7 +326,7 @@ class Recipe:
         return [*announced, *self._request_next()]
 
     def _request_next(self) -> list[Send]:
-        """During an evaluation alongside the rollouts only further steps."""
+        """Request evaluations or steps; during an evaluation alongside the rollouts, only steps."""
         state, evaluations = self.state, self.state.step_evaluations
         if evaluations and evaluations.is_running:
             return self._request_steps()
@@ -351,7 +351,7 @@ class Recipe:
 
 
 def _report_probe(weights: WeightsPublished | None, event: WeightsLoaded) -> list[Send]:
-    """For the health check. If the learner has published newer weights since, their probe is compared instead."""
+    """Report a probe for the health check, unless the learner has published newer weights since."""
     if weights is None or weights.probe is None or not event.probe_logprobs or event.version != weights.version:
         return []
     chosen_at, learner = weights.probe.chosen_at, weights.probe.logprobs

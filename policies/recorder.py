@@ -1,4 +1,4 @@
-"""The recorder: one line of metrics for each step and evaluation, the numbers of the terminal display, and health checks.
+"""Records a line of metrics for each step and evaluation, the numbers of the terminal display, and health checks.
 
 The time of a step starts at its request, or at the end of the previous step if rollouts run ahead
 of the learner. So the times of all steps add up, and `rollout_s` is the learner's waiting time.
@@ -45,20 +45,20 @@ from asterism.policies.step_metrics import (
 
 
 class RecorderState(msgspec.Struct):
-    last_step: int = 0  # the last ended one
+    last_step: int = 0  # number of the last ended step
     last_step_ended_at: float = 0.0
-    open_steps: list[StepTimes] = []  # requested and not ended
+    open_steps: list[StepTimes] = []  # steps that are requested and not ended
     health: HealthState = msgspec.field(default_factory=HealthState)
-    prefills: dict[str, PrefillCounts] = {}  # by engine
+    prefills: dict[str, PrefillCounts] = {}  # counts by engine
     probes: WeightProbes = msgspec.field(default_factory=WeightProbes)
 
 
 class Recorder:
-    """A decider (asterism.policies.decider.Decider)."""
+    """A decider (asterism.policies.decider.Decider) that records metrics."""
 
     def __init__(self, steps: int, health: HealthConfig | None = None) -> None:
         self._steps = steps
-        self._health = health or HealthConfig()  # until RunStarted, since a resumed run may have other limits
+        self._health = health or HealthConfig()  # until RunStarted, because a resumed run may have other limits
         self.state = RecorderState()
 
     def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
@@ -74,7 +74,7 @@ class Recorder:
                 times.collected = now
                 times.counts, times.failures, times.staleness = event.counts, event.failures, event.staleness
             case StepTrained():
-                # Not the cold start or the checkpoint of a resumed run.
+                # Ignores the cold start and the checkpoint of a resumed run.
                 if event.step > self.state.last_step:
                     times = self._find_times(event.step)
                     if times.trained:
@@ -90,7 +90,7 @@ class Recorder:
                 return [Send(METRICS, event)]
             case EngineLoadReported():
                 self._on_engine_load_reported(event)
-            case GroupJudged():  # only for the log
+            case GroupJudged():  # GroupJudged serves only the log
                 pass
             case LengthsMeasured():
                 metrics = compute_length_metrics(event)
@@ -109,7 +109,7 @@ class Recorder:
         raise ProtocolError(f"step {step} was not requested")
 
     def _on_weights_synced(self, version: int, now: float) -> list[Send]:
-        """The steps up to this version have ended; a late engine can skip versions."""
+        """End the steps up to this version; a late engine can skip versions."""
         ended = [times for times in self.state.open_steps if times.step <= version]
         return [send for times in ended for send in self._end_step(times, now)]
 
@@ -128,7 +128,7 @@ class Recorder:
         ]
 
     def _on_engine_load_reported(self, event: EngineLoadReported) -> None:
-        """The counters of a new incarnation start at 0. A report of an earlier incarnation is late."""
+        """Count an engine's work. Counters of a new incarnation start at 0; reports of an earlier one are late."""
         known = self.state.prefills.get(event.engine, PrefillCounts())
         if event.incarnation < known.incarnation:
             raise ProtocolError(f"incarnation {event.incarnation} of {event.engine} had already left")

@@ -1,4 +1,4 @@
-"""Random draws as pure functions of a seed and keys, so that deciders have no generator state."""
+"""Draws random numbers as pure functions of a seed and keys, so that deciders have no generator state."""
 
 # Purposes of draws: the first key after a seed, so that no two purposes share draws.
 ORDER, TRAIN, EVALUATE, SIBLING, POSITIVES, NEGATIVES, BRANCH = range(1, 8)
@@ -7,7 +7,7 @@ _MASK = (1 << 64) - 1
 
 
 def mix(*keys: int) -> int:
-    """A 64-bit hash of the key sequence (the finalizer of splitmix64 over each key)."""
+    """Return a 64-bit hash of the key sequence (the finalizer of splitmix64 over each key)."""
     state = 0x9E3779B97F4A7C15
     for key in keys:
         state = (state ^ (key & _MASK)) * 0xBF58476D1CE4E5B9 & _MASK
@@ -19,12 +19,12 @@ def mix(*keys: int) -> int:
 
 
 def draw_uniform(*keys: int) -> float:
-    """A number in [0, 1) that depends only on the keys."""
+    """Return a number in [0, 1) that depends only on the keys."""
     return (mix(*keys) >> 11) * 2.0**-53
 
 
 def shuffle_range(count: int, *keys: int) -> list[int]:
-    """A permutation of range(count) that depends only on the keys (Fisher-Yates)."""
+    """Return a permutation of range(count) that depends only on the keys (Fisher-Yates)."""
     order = list(range(count))
     for last in range(count - 1, 0, -1):
         other = mix(*keys, last) % (last + 1)

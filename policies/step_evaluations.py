@@ -1,9 +1,9 @@
-"""Evaluations during training: when one is due, and which weights engines may load meanwhile.
+"""Decides when an evaluation during training is due, and which weights engines may load meanwhile.
 
-An evaluation of version v runs alongside the rollouts of the next steps. Its tokens must be of
-version v, so that newer weights are held back from the engines until it ends. The learner trains
-meanwhile. Version v itself is sent to engines that join: its shared memory remains readable, since the
-learner publishes at most `rl.max_staleness` + 1 further versions before the next one is loaded.
+An evaluation of version v runs alongside the rollouts of the next steps. Its tokens must be of version v, so the run
+withholds newer weights from the engines until the evaluation ends. The learner trains meanwhile. Engines that join get
+version v: its shared memory remains readable, because the learner publishes at most `rl.max_staleness` + 1 further
+versions before the next one is loaded.
 
 Two faults end the hold early, so that the run never waits for weights that are lost:
 
@@ -28,10 +28,10 @@ class EvaluationPlan(NamedTuple):
     """The evaluations of a run of `steps` steps."""
 
     steps: int
-    questions: int = 0  # of each set, at most
-    intervals: tuple[int, ...] = ()  # steps, by set; 0, or none: only at the start and at the end
+    questions: int = 0  # limit of questions per set
+    intervals: tuple[int, ...] = ()  # steps between evaluations, by set; 0 or none: only at the start and at the end
     step_label: str = "step_sampled"
-    sampling: Sampling = Sampling()  # of sampled evaluations
+    sampling: Sampling = Sampling()  # sampling of sampled evaluations
 
     @classmethod
     def from_config(cls, run: RunConfig) -> "EvaluationPlan":
@@ -46,14 +46,14 @@ class EvaluationPlan(NamedTuple):
         )
 
     def list_labels(self, step: int, last_step: int) -> list[str]:
-        """Of the evaluations during which no step is collected. `last_step`: of the run."""
+        """List the evaluations during which no step is collected. `last_step`: the run's last step."""
         if not self.questions:
             return []
         labels = START_LABELS if step == 0 else ()
         return [*labels, *(END_LABELS if step == last_step else ())]
 
     def is_due(self, version: int) -> bool:
-        """Whether the version is evaluated during training."""
+        """Return whether the version is evaluated during training."""
         return 0 < version < self.steps and any(each > 0 and version % each == 0 for each in self.intervals)
 
     def build_request(self, label: str, version: int) -> EvaluationRequested:
@@ -65,15 +65,15 @@ class StepEvaluations(msgspec.Struct):
     """State of the evaluations during training."""
 
     held: list[WeightsPublished] = []  # versions to evaluate, in order; engines get no newer weights than the first
-    version: int = -1  # of the evaluation in flight; -1: none
-    deferred: GpuMemoryRequested | None = None  # of the learner, until the evaluation in flight ends
+    version: int = -1  # version in evaluation; -1: none
+    deferred: GpuMemoryRequested | None = None  # the learner's request, deferred until the evaluation in flight ends
 
     @property
     def is_running(self) -> bool:
         return self.version >= 0
 
     def on_published(self, published: WeightsPublished, *, hold: bool) -> None:
-        """A restarted learner publishes a version again, which is held already if its evaluation has not ended."""
+        """Hold a version, unless it is held already: a restarted learner publishes a version again."""
         is_held = any(each.version == published.version for each in self.held)
         self.held = [published if each.version == published.version else each for each in self.held]
         if hold and not is_held:
@@ -83,7 +83,7 @@ class StepEvaluations(msgspec.Struct):
         self.held = [each for each in self.held if each.version == self.version]
 
     def begin(self, synced_version: int) -> bool:
-        """Whether the evaluation of `synced_version` begins now."""
+        """Begin the evaluation of `synced_version` if it is due; return whether it begins."""
         self.held = [each for each in self.held if each.version >= synced_version]
         if self.is_running or not self.held or self.held[0].version != synced_version:
             return False
@@ -95,7 +95,7 @@ class StepEvaluations(msgspec.Struct):
         self.version = -1
 
     def choose_weights(self, newest: WeightsPublished, loaded_versions: Collection[int]) -> WeightsPublished:
-        """The weights to send. `loaded_versions`: by engine."""
+        """Return the weights to send. `loaded_versions`: one for each engine."""
         if not self.held:
             return newest
         first = self.held[0]

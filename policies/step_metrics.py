@@ -1,4 +1,4 @@
-"""The metrics of steps and evaluations. Their names are interfaces: docs/metrics.md lists them."""
+"""Computes the metrics of steps and evaluations. Their names are interfaces: docs/metrics.md lists them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -37,7 +37,7 @@ class StepTimes(msgspec.Struct):
 
 
 class PrefillCounts(msgspec.Struct):
-    """Counters of an engine: as of its last report, and at the end of the previous step."""
+    """Counters of an engine at its last report and at the end of the previous step."""
 
     incarnation: int = 0
     prefilled: int = 0
@@ -47,14 +47,14 @@ class PrefillCounts(msgspec.Struct):
 
 
 def trim_overlap(times: StepTimes, previous_end: float) -> StepTimes:
-    """`times` without the part before `previous_end`, the end of the previous step."""
+    """Return `times` without the part before `previous_end`, the end of the previous step."""
     requested = max(times.requested, previous_end)
     collected = max(times.collected, requested)
     return replace(times, requested=requested, collected=collected, trained=max(times.trained, collected))
 
 
 def compute_step_metrics(times: StepTimes, weights_synced_at: float) -> dict[str, float]:
-    """The three phases add up to `step_s`; waits are means over trajectories, in seconds."""
+    """Return the times of the three phases, which add up to `step_s`; waits are means over trajectories, in seconds."""
     counts, trajectories = times.counts, times.counts.totals.trajectories
     rollout_s, train_s = times.collected - times.requested, times.trained - times.collected
     step_s = weights_synced_at - times.requested
@@ -89,7 +89,7 @@ def _name_values(pattern: str, values: Mapping[Any, int]) -> dict[str, float]:
 
 
 def compute_prefill_metrics(prefills: Mapping[str, PrefillCounts]) -> dict[str, float]:
-    """The share since the previous call, over all engines; empty without a prefill."""
+    """Return the share since the previous call, over all engines; empty without a prefill."""
     prefilled = sum(counts.prefilled - counts.prefilled_before for counts in prefills.values())
     recomputed = sum(counts.recomputed - counts.recomputed_before for counts in prefills.values())
     for counts in prefills.values():
@@ -98,7 +98,7 @@ def compute_prefill_metrics(prefills: Mapping[str, PrefillCounts]) -> dict[str, 
 
 
 def compute_component_metrics(components: Mapping[str, ComponentSum]) -> dict[str, float | None]:
-    """Means over the trajectories that have the component."""
+    """Return means over the trajectories that have the component."""
     return {
         f"reward: {name}": compute_mean_reward(each.total, each.trajectories)
         for name, each in sorted(components.items())
@@ -108,7 +108,7 @@ def compute_component_metrics(components: Mapping[str, ComponentSum]) -> dict[st
 def name_ratios(
     kind: str, counts: Mapping[str, TaskCounts], compute: Callable[[TaskCounts], dict[str, float | None]]
 ) -> dict[str, float | None]:
-    """By "KIND NAME: METRIC"."""
+    """Return ratios by "KIND NAME: METRIC"."""
     return {
         f"{kind} {name}: {metric}": value
         for name, each in sorted(counts.items())
@@ -129,7 +129,7 @@ def compute_evaluation_metrics(event: EvaluationFinished) -> dict[str, float]:
 
 
 def compute_staleness_metrics(counts: StalenessCounts | None) -> dict[str, float]:
-    """Mean and maximum in versions, over the tokens in the loss."""
+    """Return mean and maximum in versions, over the tokens in the loss."""
     if counts is None:
         return {}
     values = {
@@ -142,7 +142,7 @@ def compute_staleness_metrics(counts: StalenessCounts | None) -> dict[str, float
 
 
 def compute_length_metrics(measured: LengthsMeasured) -> dict[str, float]:
-    """The effect on lengths of ending a step with its first complete groups.
+    """Return the effect on lengths of ending a step with its first complete groups.
 
     `length_bias` is 1 without an effect. With aborted trajectories it is an upper bound, because
     they count with the tokens that they had.

@@ -1,4 +1,4 @@
-"""Sums over the trajectories of a step, a task or an evaluation, and their ratios.
+"""Sums counts over the trajectories of a step, a task or an evaluation, and computes their ratios.
 
 A metric of trajectories is a field of TaskCounts, a line of `count_trajectory` and a line of `compute_ratios`.
 """
@@ -13,7 +13,7 @@ from msgspec.structs import astuple
 from asterism.bus.messages import ComponentSum, TaskCounts, TrajectoryFailed, TrajectoryFinished, Verdict
 from asterism.configs.schema.success import SuccessRule
 
-Counts = TypeVar("Counts", bound=msgspec.Struct)  # all fields are numbers
+Counts = TypeVar("Counts", bound=msgspec.Struct)  # a struct whose fields are numbers
 
 
 def count_trajectory(event: TrajectoryFinished | TrajectoryFailed, success: SuccessRule) -> TaskCounts:
@@ -44,7 +44,7 @@ def add_counts(counts: Counts, added: Counts) -> Counts:
 
 
 def add_by_name(counts: dict[str, Counts], added: Mapping[str, Counts]) -> dict[str, Counts]:
-    """An empty name is not counted."""
+    """Add the counts of each name; an empty name is not counted."""
     named = {name: each for name, each in added.items() if name}
     return {
         **counts,
@@ -61,22 +61,22 @@ def add_components(sums: dict[str, ComponentSum], components: Mapping[str, float
 
 
 def divide(numerator: float, denominator: float) -> float | None:
-    """None if the denominator is 0."""
+    """Return the ratio, or None if the denominator is 0."""
     return numerator / denominator if denominator else None
 
 
 def drop_undefined(values: Mapping[str, float | None]) -> dict[str, float]:
-    """The metrics without ratios of 0 to 0, which would look like measured zeros."""
+    """Return the metrics without ratios of 0 to 0, which would look like measured zeros."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def compute_mean_reward(total: float, trajectories: int) -> float | None:
-    """The sum is rounded, because its last digits depend on the order in which trajectories end."""
+    """Return the mean of a rounded sum, whose last digits depend on the order in which trajectories end."""
     return round(total, 9) / trajectories if trajectories else None
 
 
 def compute_ratios(counts: TaskCounts) -> dict[str, float | None]:
-    """Shares and means are over finished trajectories. An evaluation has no groups."""
+    """Return shares and means over finished trajectories. An evaluation has no groups."""
     values = {
         "reward": compute_mean_reward(counts.reward, counts.trajectories),
         "positive_share": divide(counts.positives, counts.trajectories),
@@ -94,7 +94,7 @@ def compute_ratios(counts: TaskCounts) -> dict[str, float | None]:
 
 
 def compute_answer_ratios(counts: TaskCounts) -> dict[str, float | None]:
-    """The metrics of an evaluation or of one of its sets."""
+    """Return the metrics of an evaluation or of one of its sets."""
     ratios = compute_ratios(counts)
     return {
         "accuracy": ratios["positive_share"],

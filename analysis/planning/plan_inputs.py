@@ -80,7 +80,7 @@ class PlanInputs:
 
     @property
     def has_rl(self) -> bool:
-        """Whether a step is one of RL; otherwise it is one of the cold start."""
+        """True if a step is one of RL; otherwise it is one of the cold start."""
         return self.run.rl.steps > 0
 
     # ---------------------------------------------------------------- learner
@@ -158,7 +158,7 @@ class PlanInputs:
 
     @property
     def has_servers(self) -> bool:
-        """Whether engines are servers, which manage their memory."""
+        """True if engines are servers, which manage their memory."""
         return not ENGINE_KINDS[self.run.engine.kind].in_process
 
     @property

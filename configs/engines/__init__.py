@@ -1,1 +1,1 @@
-"""The tables of engine kinds and of the ways in which new weights reach them."""
+"""Tables of the engine kinds, and of the transfers of new weights to servers."""

@@ -1,26 +1,26 @@
-"""The ways in which new weights reach a server: one record for each value of sglang.weights (docs/sglang.md)."""
+"""Table of the transfers of new weights to a server: one record for each value of sglang.weights (docs/sglang.md)."""
 
 from typing import NamedTuple
 
 
 class WeightTransfer(NamedTuple):
-    """The default values are those of engines that read the published weights themselves.
+    """A kind of transfer. The defaults describe engines that read the published weights themselves.
 
-    Buckets have sglang.bucket_mib. All counts are of one server during an update.
+    Buckets have sglang.bucket_mib. All counts apply to one server during an update.
     """
 
-    transport: str = ""  # the class: asterism.engine.sglang.weights.WeightTransport
+    transport: str = ""  # import path of the asterism.engine.sglang.weights.WeightTransport
     reads_folder: bool = False  # the servers of a node read a folder of whole weights in shared memory
-    reaches_copies: bool = False  # also a server with several copies of the model
-    joins_group: bool = False  # generator and server: sglang.group_backend
-    device_buckets: int = 0  # on the server's device
+    reaches_copies: bool = False  # the transfer reaches servers with several copies of the model
+    joins_group: bool = False  # generator and server form a process group: sglang.group_backend
+    device_buckets: int = 0  # buckets on the server's device
     shares_device: bool = False  # the generator maps the device's memory; on a CPU it is shared memory
-    host_buckets: int = 0  # in main memory
-    host_buckets_per_gpu: int = 0  # in main memory, in addition, for each GPU of the server
+    host_buckets: int = 0  # buckets in main memory
+    host_buckets_per_gpu: int = 0  # further buckets in main memory for each GPU of the server
 
 
-# A request body has a copy for each rank: base64, sent and received body with 4/3 of a bucket each, and the decoded one.
-# With "ipc" a server may still read one bucket while the next one is copied.
+# A request body has a copy per rank: base64, sent and received body with 4/3 of a bucket each, and the decoded bucket.
+# With "ipc" a server may still read one bucket while the generator copies the next one.
 WEIGHT_TRANSFERS = {
     "disk": WeightTransfer(
         "asterism.engine.sglang.weights.disk_transport:DiskTransport", reads_folder=True, reaches_copies=True

@@ -1,1 +1,1 @@
-"""Finding damaged files: manifests of digests."""
+"""Finds damaged files by manifests of digests."""

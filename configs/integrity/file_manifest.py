@@ -1,10 +1,10 @@
-"""Manifests: the digests of a folder's finished files, written last and checked before a file is used.
+"""Manifests list the digests of a folder's finished files; they are written last, and checked before a file is used.
 
 FOLDER/asterism-manifest.json
     {"version": 1, "algorithm": "xxh3_128", "files": {"trainer/state.json": "DIGEST", ...}}
 
-A digest finds damage, not forgery: an attacker can write the manifest, too. A folder without a manifest,
-such as one of an older version, is used without a check.
+A digest finds damage, not forgery, because an attacker can write the manifest too. A folder without a manifest, such as
+one of an older version, is not checked.
 """
 
 import os
@@ -20,15 +20,15 @@ import xxhash
 from asterism.configs.atomic_write import sync_paths, write_atomically
 from asterism.configs.errors import UnusableInput
 
-MANIFEST_NAME = "asterism-manifest.json"  # no name that other programs use in a folder of data
+MANIFEST_NAME = "asterism-manifest.json"  # a name that no other program uses in a folder of data
 _VERSION, _ALGORITHM = 1, "xxh3_128"
 _BLOCK_BYTES = 128 << 10
 _MAX_THREADS = 8
-_MAX_DEPTH = 3  # of a listed file below the manifest
+_MAX_DEPTH = 3  # depth of a listed file below the manifest
 
 
 class DamagedFile(UnusableInput):
-    """A file that differs from its manifest. The message names the file and the remedy."""
+    """A file differs from its manifest. The message names the file and the remedy."""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,7 +38,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def digest_file(path: Path) -> str:
-    """Reads the whole file in blocks. Raises OSError."""
+    """Return the digest of the file, which is read in blocks. Raises OSError."""
     digest, block = xxhash.xxh3_128(), bytearray(_BLOCK_BYTES)
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(block):
@@ -47,14 +47,14 @@ def digest_file(path: Path) -> str:
 
 
 def digest_files(folder: Path, files: Iterable[Path]) -> dict[str, str]:
-    """By path relative to `folder`; several files at once. Raises OSError."""
+    """Return digests by path relative to `folder`; reads several files at once. Raises OSError."""
     names = {path.relative_to(folder).as_posix(): path for path in files}
     with ThreadPoolExecutor(_count_threads(len(names))) as threads:
         return dict(zip(names, threads.map(digest_file, names.values()), strict=True))
 
 
 def write_manifest(folder: Path, files: Iterable[Path], known: Mapping[str, str] | None = None) -> None:
-    """Write it after the files, atomically and to the disk. `known`: digests by relative path that need no reading.
+    """Write the manifest after the files, atomically and to the disk. `known`: known digests by relative path.
 
     Raises OSError and DiskError.
     """
@@ -69,13 +69,13 @@ def write_manifest(folder: Path, files: Iterable[Path], known: Mapping[str, str]
 
 
 def list_files(folder: Path) -> list[Path]:
-    """All files below the folder except its manifest, sorted."""
+    """List all files below the folder except its manifest, sorted."""
     found = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return sorted(path for path in found if path != folder / MANIFEST_NAME)
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """None without one. Raises DamagedFile for an unreadable manifest."""
+    """Return the manifest, or None if there is none. Raises DamagedFile for an unreadable manifest."""
     path = folder / MANIFEST_NAME
     try:
         content = path.read_bytes()
@@ -94,7 +94,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def find_damage(folder: Path, names: Collection[str] | None = None) -> str | None:
-    """Describe the first file that differs from the manifest, in the order of names; None without one.
+    """Describe the first file that differs from the manifest, in the order of names; None if all match.
 
     `names`: relative paths to check, by default all. Reads the files, several at once. Raises DamagedFile for an
     unusable manifest.
@@ -111,13 +111,13 @@ def find_damage(folder: Path, names: Collection[str] | None = None) -> str | Non
 
 
 def check_folder(folder: Path, names: Collection[str] | None = None) -> None:
-    """Raises DamagedFile if a file differs from the folder's manifest."""
+    """Raise DamagedFile if a file differs from the folder's manifest."""
     if (damage := find_damage(folder, names)) is not None:
         raise DamagedFile(f"{damage}; {_suggest_restoring(folder)}")
 
 
 def check_top_files(folder: Path) -> None:
-    """As check_folder, without the files in folders: of a checkpoint, the exported model."""
+    """Check a folder without its inner folders, such as the exported model of a checkpoint."""
     manifest = read_manifest(folder)
     check_folder(folder, [name for name in (manifest.files if manifest else ()) if "/" not in name])
 
@@ -149,7 +149,7 @@ def _describe_damage(path: Path, expected: str | None, digest: Callable[[Path], 
 
 
 def _digest_once(path: Path) -> str:
-    """Read the file again only if its state has changed."""
+    """Return the digest; read the file again only if its state has changed."""
     state = path.stat()
     return _digest_unchanged(path, state.st_ino, state.st_size, state.st_mtime_ns)
 

@@ -1,1 +1,1 @@
-"""The layers of a configuration: file, stage and overrides, merged into tables of the schema."""
+"""Merges the layers of a configuration, file, stage and overrides, into tables of the schema."""

@@ -1,4 +1,4 @@
-"""The layers of a configuration: the file and the `--set` overrides as tables, checked against the schema and merged.
+"""Reads the layers of a configuration, the file and `--set` overrides, checks them against the schema, and merges them.
 
 Every mistake is a ConfigError that names the layer and the key.
 """
@@ -29,11 +29,11 @@ from asterism.configs.schema.schema_tree import (
 
 
 class ConfigError(UnusableInput):
-    """An unusable configuration: names file or flag, the key's full path, and the remedy."""
+    """A configuration is unusable; the message names file or flag, the key's full path, and the remedy."""
 
 
 def read_layer(path: Path) -> ConfigLayer:
-    check_file(path)  # of a run folder
+    check_file(path)  # against the manifest of a run folder
     try:
         content = path.read_bytes()
         if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -62,7 +62,7 @@ def parse_override(override: str) -> ConfigLayer:
 
 
 def _parse_value(text: str, *, expects_string: bool) -> object:
-    """The value as TOML; text that is not TOML is a string, without a second pair of quotes."""
+    """Parse a value as TOML; text that is not TOML is a string, without a second pair of quotes."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
@@ -133,7 +133,7 @@ def merge(
 def merge_by_name(
     key: str, tables: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any], source: str
 ) -> list[Mapping[str, Any]]:
-    """Such as `--set tasks.math.weight=2` for the table of [[tasks]] with the name "math"."""
+    """Merge overrides such as `--set tasks.math.weight=2` into the table of [[tasks]] with the name "math"."""
     names = [table.get("name") for table in tables]
     if unknown := [name for name in overrides if name not in names]:
         known = ", ".join(map(str, names)) or "none"

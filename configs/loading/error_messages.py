@@ -1,4 +1,4 @@
-"""Error messages for a configuration: layer, key, expected value and actual value."""
+"""Formats error messages for a configuration: layer, key, expected value and actual value."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _TOML_TYPE_NAMES = {
 class ConfigLayer(NamedTuple):
     source: str  # path of the file, or the flag as typed
     table: dict[str, Any]
-    folder: Path = Path()  # of the file; relative paths of a flag are those of the current folder
+    folder: Path = Path()  # the file's folder; relative paths of a flag belong to the current folder
 
 
 def explain_validation_error(message: str, merged: Mapping[str, Any], layers: Sequence[ConfigLayer], file: Path) -> str:
@@ -44,7 +44,7 @@ def explain_validation_error(message: str, merged: Mapping[str, Any], layers: Se
 
 
 def _split_path(key_path: str) -> list[str]:
-    """The keys, with the indices of arrays of tables and without those of values."""
+    """Return the keys, with the indices of arrays of tables and without those of values."""
     keys: list[str] = []
     for key, index in re.findall(r"([^.\[\]]+)|\[(.*?)\]", key_path):
         if key or is_table_array(find_annotation(RunConfig, keys)):
@@ -53,7 +53,7 @@ def _split_path(key_path: str) -> list[str]:
 
 
 def _find_sources(keys: Sequence[str], layers: Sequence[ConfigLayer]) -> str:
-    """The last layer that set the key; for a table, all layers that set any of its keys."""
+    """Return the last layer that set the key; for a table, all layers that set any of its keys."""
     sources = [layer.source for layer in layers if _contains_key(layer.table, keys)]
     is_table = find_section(find_annotation(RunConfig, keys)) is not None
     return " with ".join(sources if is_table else sources[-1:])
@@ -81,13 +81,13 @@ def _describe_expected(problem: str, keys: Sequence[str]) -> str:
 
 
 def _list_choices(annotation: object) -> list[Any]:
-    """The values of a Literal, or of a Literal that is the element of a tuple."""
+    """Return the values of a Literal, or of a Literal that is the element of a tuple."""
     arguments = [argument for argument in get_args(annotation) if argument is not ...]
     return [choice for argument in arguments for choice in (_list_choices(argument) or [argument])]
 
 
 def _describe_actual(problem: str, key_path: str, merged: Mapping[str, Any]) -> str:
-    """The value; only its type if msgspec does not name the key, as in sglang.environment."""
+    """Describe the value; only its type if msgspec does not name the key, as in sglang.environment."""
     kind = re.search(r", got `(\w+)`$", problem)
     if kind and key_path.endswith("[...]"):
         return _TOML_TYPE_NAMES.get(kind[1], kind[1])
@@ -101,7 +101,7 @@ def _find_value(key_path: str, table: Any) -> object:
 
 
 def format_value(value: object) -> str:
-    """The value in TOML syntax."""
+    """Return the value in TOML syntax."""
     if value is None:
         return "nothing"
     if isinstance(value, dict):

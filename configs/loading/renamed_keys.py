@@ -1,7 +1,7 @@
-"""Keys and import paths that have other names than in earlier versions.
+"""Maps the former names of keys and import paths to the present ones.
 
-A configuration with a former name is refused with the new one; `asterism config --migrate FILE` rewrites the file. The
-configuration of a run folder is read with its former names.
+A configuration with a former name is refused, and the error names the new one; `asterism config --migrate FILE`
+rewrites the file. In the configuration of a run folder, the loader replaces former names.
 """
 
 import importlib.util
@@ -29,7 +29,7 @@ RENAMED_KEYS: dict[str, str] = {
     "learner.keep_checkpoints": "learner.checkpoints.keep",
     **{f"evaluation.{key}": f"evaluation.sampling.{key}" for key in ("temperature", "top_p", "top_k")},
 }
-# Values that meant "as [sampling]"; a key that is left out means this now.
+# Former values for "as [sampling]"; today an absent key means this.
 _DROPPED_VALUES = {"evaluation.temperature": 0, "evaluation.top_p": 1, "evaluation.top_k": 0}
 _IMPORT_PATH = re.compile(r"(?<![\w.])(bus|engine|actors|sandbox|policies|configs|tasks|analysis)(\.\w+)+:\w+")
 _HEADER = re.compile(r"\s*\[+\s*([\w.-]+)\s*\]+")
@@ -62,8 +62,8 @@ def migrate(table: MutableMapping[str, Any]) -> None:
 
 
 def migrate_text(text: str) -> str:
-    """Replace the former names in a TOML file, line by line, so that comments stay. Raises ValueError for a file in which
-    that does not suffice."""
+    """Replace the former names in a TOML file, line by line, so that comments stay. Raises ValueError if this does not
+    suffice."""
     lines, section = list[str](), ""
     for line in text.splitlines(keepends=True):
         if header := _HEADER.match(line):
@@ -108,7 +108,7 @@ def _set(root: MutableMapping[str, Any], key: str, value: object) -> None:
 
 
 def _find_parent(root: Mapping[str, Any], key: str) -> MutableMapping[str, Any] | None:
-    """Return the table with the former key; None without it. `learner.loss` is also the name of a present table."""
+    """Return the table with the former key, or None. `learner.loss` is also the name of a present table."""
     *parents, name = key.split(".")
     table: Any = root
     for each in parents:
@@ -129,7 +129,7 @@ def _iter_import_paths(table: Any) -> Iterator[tuple[Any, Any, str]]:
 
 
 def _is_former_path(value: str) -> bool:
-    """Return whether the module exists below `asterism`; a user may have a package `tasks`."""
+    """Return whether the module exists below `asterism`; a user may have a package named `tasks`."""
     if not _IMPORT_PATH.fullmatch(value):
         return False
     try:

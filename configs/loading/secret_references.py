@@ -1,8 +1,8 @@
-"""References to environment variables: `${NAME}` in texts of `tasks.parameters`, `tasks.variables` and
+"""Resolves references to environment variables, `${NAME}`, in `tasks.parameters`, `tasks.variables` and
 `sglang.environment`.
 
-They are resolved when a process is started that needs the values. The configuration, its copy in the run's folder, logs
-and messages have the reference. `$${NAME}` stands for the text `${NAME}`.
+They are resolved when a process starts that needs the values. The configuration, its copy in the run's folder, logs and
+messages contain the reference. `$${NAME}` stands for the text `${NAME}`.
 """
 
 import os
@@ -14,16 +14,16 @@ from asterism.configs.errors import UnusableInput
 
 _REFERENCE = re.compile(r"(\$?)\$\{([^{}]*)\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MIN_HIDDEN_CHARACTERS = 4  # a shorter value may be part of any text
+_MIN_HIDDEN_CHARACTERS = 4  # characters; a shorter value may be part of any text
 
 
 class Resolved(NamedTuple):
     table: dict[str, Any]
-    secrets: dict[str, str]  # the reference by its value, for `hide_secrets`
+    secrets: dict[str, str]  # references by their values, for `hide_secrets`
 
 
 def resolve_references(table: Mapping[str, Any], key: str, environment: Mapping[str, str] | None = None) -> Resolved:
-    """`key`: the table's full key, for messages. Raises UnusableInput for a variable that is not set."""
+    """Resolve a table. `key`: its full key, for messages. Raises UnusableInput for a variable that is not set."""
     secrets: dict[str, str] = {}
     variables = os.environ if environment is None else environment
     resolved = {name: _resolve(value, f"{key}.{name}", variables, secrets) for name, value in table.items()}
@@ -40,7 +40,7 @@ def describe_references(table: Mapping[str, Any], key: str) -> str:
 
 
 def hide_secrets(text: str, secrets: Mapping[str, str]) -> str:
-    """The text with the references in place of their values; a value that contains another one goes first."""
+    """Replace values by their references in the text; a value that contains another one goes first."""
     for value in sorted(secrets, key=len, reverse=True):
         if len(value) >= _MIN_HIDDEN_CHARACTERS:
             text = text.replace(value, secrets[value])

@@ -1,4 +1,4 @@
-"""[[stages]] (docs/stages.md): each table has keys of StageConfig, and keys of a run that differ in this stage.
+"""Splits [[stages]] (docs/stages.md): each table has keys of StageConfig, and keys of a run that differ in this stage.
 
     [[stages]]
     name = "12k"
@@ -21,11 +21,11 @@ from asterism.configs.schema.schema_tree import PRESET_KEY, STAGE_KEY, STAGES_KE
 class StageConfig(Section, frozen=True, kw_only=True):
     """The keys of a stage that are not keys of a run."""
 
-    name: TaskName  # of the stage's folder in that of the run
-    # For training. unsolved: without problems that the stage before solved in all rollouts of their last group.
+    name: TaskName  # name of the stage's folder in the run's folder
+    # Training problems. unsolved: without problems that the previous stage solved in all rollouts of their last group.
     problems: Literal["all", "unsolved"] = "all"
-    optimizer: Literal["keep", "reset"] = "keep"  # moments of the stage before
-    problem_order: Literal["continue", "restart"] = "continue"  # from the position of the stage before, if "all"
+    optimizer: Literal["keep", "reset"] = "keep"  # whether to keep the optimizer's moments of the previous stage
+    problem_order: Literal["continue", "restart"] = "continue"  # go on after the previous stage, or start over
 
 
 # Keys that all stages share, and keys of the file.
@@ -35,7 +35,7 @@ _OWN_KEYS = tuple(get_field_types(StageConfig))
 
 class StageLayer(NamedTuple):
     options: StageConfig
-    layer: ConfigLayer  # the keys of the run
+    layer: ConfigLayer  # keys of the run
 
 
 def pop_stages(layers: Sequence[ConfigLayer]) -> list[StageLayer]:
@@ -69,7 +69,7 @@ def pop_stages(layers: Sequence[ConfigLayer]) -> list[StageLayer]:
 
 
 def choose_stage(stages: Sequence[StageLayer], layers: Sequence[ConfigLayer]) -> StageLayer | None:
-    """Remove `stage` from the layers: the stage with this name, or the first one. Raises ConfigError."""
+    """Remove `stage` from the layers; return the stage with this name, or the first one. Raises ConfigError."""
     chosen = [(layer.source, layer.table.pop(STAGE_KEY)) for layer in layers if STAGE_KEY in layer.table]
     if not chosen:
         return stages[0] if stages else None
@@ -100,7 +100,7 @@ def _check_run_keys(source: str, table: Mapping[str, Any], layer: ConfigLayer) -
 
 
 def _check_data(stage: StageLayer) -> None:
-    """With problems = "unsolved", the stage before determines the training data. Raises ConfigError."""
+    """Raise ConfigError for training data with problems = "unsolved": the previous stage determines them."""
     table = stage.layer.table
     tasks: Any = table.get("tasks", {})
     named: dict[Any, Any] = tasks if isinstance(tasks, dict) else dict(enumerate(tasks))

@@ -28,24 +28,24 @@ from asterism.configs.schema.success import parse_success
 
 
 class Sampling(Section, frozen=True):
-    """Sampling of a token: a table, and a field of messages and of requests to engines.
+    """The sampling of a token: a table, and a field of messages and of requests to engines.
 
     A further parameter is a field here and a filter in engine/inference/sampling.py. Servers receive it under its name;
     engine/sglang/http_api.py and engine/openai/completions_api.py translate values that servers write differently.
     """
 
-    temperature: NonNegativeFloat = 1.0  # 0: the most likely token
-    top_p: PositiveShare = 1.0  # the smallest set of tokens with this probability; must be 1 for training
-    top_k: Count = 0  # 0: all tokens; must be 0 for training
+    temperature: NonNegativeFloat = 1.0  # sampling temperature; 0: the most likely token
+    top_p: PositiveShare = 1.0  # sample from the smallest set of tokens with this probability; must be 1 for training
+    top_k: Count = 0  # sample from this many tokens; 0: all tokens; must be 0 for training
 
     @property
     def truncations(self) -> dict[str, float]:
-        """The parameters, by key, that exclude tokens from a draw: all except the temperature, unless at their default."""
+        """The parameters that exclude tokens, by key: all except the temperature and those at their default."""
         values, default = asdict(self), asdict(Sampling(temperature=self.temperature))
         return {key: value for key, value in values.items() if value != default[key]}
 
     def require_full_distribution(self) -> None:
-        """Raise ValueError for sampling that is no sampling from the policy."""
+        """Raise ValueError for sampling from another distribution than the policy's."""
         key = next(iter(self.truncations), "")
         require(
             not key,
@@ -54,7 +54,7 @@ class Sampling(Section, frozen=True):
         )
 
     def check(self) -> None:
-        """Raise ValueError, which names the field, for a value outside its bounds."""
+        """Raise ValueError, with the field's name, for a value outside its bounds."""
         msgspec.convert(msgspec.to_builtins(self), Sampling)
 
 
@@ -62,40 +62,40 @@ GREEDY = Sampling(temperature=0.0)
 
 
 class SftFileConfig(Section, frozen=True, kw_only=True):
-    """A file of a mixture."""
+    """A file of a mixture of dialogues."""
 
-    name: TaskName  # in messages and metrics
-    data: FilePath  # dialogues, as in sft.data
+    name: TaskName  # name of the file in messages and metrics
+    data: FilePath  # file of dialogues, as in sft.data
     weight: PositiveFloat = 1.0  # share of the drawn dialogues, relative to the other files
-    # System text and tools of a dialogue. row: its own, if it has any; run: always those of the run: docs/data.md
+    # System text and tools of a dialogue. row: its own, if it has any; run: always the run's: docs/data.md
     prompt: Literal["row", "run"] = "row"
-    tool_names: dict[str, str] = {}  # noqa: RUF012  # the run's tool for a function that a row without tools calls
+    tool_names: dict[str, str] = {}  # noqa: RUF012  # the run's tool for each function that a row without tools calls
     calls: Literal["json", "python"] = "json"  # python: also read messages `[name(argument=value), ...]` as calls
-    # Reads `instruction` and `response` with a Python program: the dialogue ends with a call of this tool. Empty: no.
+    # Read rows of `instruction` and a Python `response` as dialogues that end with a call of this tool. Empty: no.
     program_tool: Literal["", "jupyter_code"] = ""
-    where: dict[str, str] = {}  # noqa: RUF012  # column and text of the rows to use; the file's other rows are left out
+    where: dict[str, str] = {}  # noqa: RUF012  # column and text of the rows to use; other rows are left out
 
 
 class SftConfig(Section, frozen=True):
-    """The cold start, which teaches only tool format and answer format. It needs `steps` or `epochs`."""
+    """The cold start, which teaches only tool format and answer format; `steps` or `epochs` enables it."""
 
     data: FilePath = "$RUN/data/sft.jsonl"  # dialogues: docs/data.md
     mixture: tuple[SftFileConfig, ...] = ()  # several files instead of `data`
-    max_bad_rows: Count = 100  # of a file: unusable rows that are skipped and counted; one more ends the run
-    max_tokens: Count = 0  # length limit of a dialogue; 0: none
-    too_long: Literal["drop", "truncate"] = "drop"  # what happens to longer dialogues
+    max_bad_rows: Count = 100  # limit per file: unusable rows are skipped and counted; one more ends the run
+    max_tokens: Count = 0  # limit of a dialogue's tokens; 0: no limit
+    too_long: Literal["drop", "truncate"] = "drop"  # drop or truncate dialogues over max_tokens
     steps: Count = 0  # optimizer updates
-    epochs: NonNegativeFloat = 0.0  # instead of `steps`: as many dialogues as all files have, times this number
+    epochs: NonNegativeFloat = 0.0  # instead of `steps`: draw as many dialogues as all files have, times this number
     batch_size: PositiveInt = 64  # dialogues per update
-    tokens_per_step: Count = 0  # instead of `batch_size`: tokens per update, at most; 0: `batch_size`
+    tokens_per_step: Count = 0  # instead of `batch_size`: tokens per update, at most; 0: use `batch_size`
     validation: FilePath = ""  # dialogues for a validation loss, as in `data`; empty: none
-    validation_share: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # of each file's dialogues, held out for that loss
+    validation_share: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # share of each file's dialogues for that loss
     validation_every: PositiveInt = 100  # steps between validations; also after the last step
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: Muon for the layers' matrices, AdamW for the rest
-    lr: LearningRate = 1e-5  # of AdamW
-    muon_lr: LearningRate = 1e-3  # of Muon
-    warmup_steps: Count = 10  # with a linearly rising learning rate
-    weight_decay: NonNegativeFloat = 0.0  # of AdamW and Muon
+    lr: LearningRate = 1e-5  # learning rate of AdamW
+    muon_lr: LearningRate = 1e-3  # learning rate of Muon
+    warmup_steps: Count = 10  # optimizer updates during which the learning rate rises linearly
+    weight_decay: NonNegativeFloat = 0.0  # weight decay of AdamW and Muon
 
     def __post_init__(self) -> None:
         names = [each.name for each in self.mixture]
@@ -109,24 +109,24 @@ class SftConfig(Section, frozen=True):
 
     @property
     def is_enabled(self) -> bool:
-        """Whether the run has a cold start."""
+        """True if the run has a cold start."""
         return self.steps > 0 or self.epochs > 0
 
     @property
     def files(self) -> dict[str, SftFileConfig]:
-        """By configuration key."""
+        """The files of dialogues by configuration key."""
         if not self.mixture:
             return {"sft.data": SftFileConfig(name="data", data=self.data)}
         return {f"sft.mixture.{each.name}.data": each for each in self.mixture}
 
     @property
     def file_names(self) -> tuple[str, ...]:
-        """Of several files, which have losses of their own."""
+        """The names of several files, which have losses of their own."""
         return tuple(each.name for each in self.mixture) if len(self.mixture) > 1 else ()
 
     @property
     def validation_files(self) -> dict[str, SftFileConfig]:
-        """By configuration key."""
+        """The validation file by configuration key."""
         return {"sft.validation": SftFileConfig(name="validation", data=self.validation)} if self.validation else {}
 
 
@@ -135,23 +135,22 @@ class RlConfig(Section, frozen=True):
     prompts: PositiveInt = 512  # groups per training step
     rollouts: Annotated[int, Meta(ge=2, le=65_536)] = 32  # 2G: trajectories per group; at least 4 with roc.enabled
     first_problem: Count = 0  # position in the sequence of problems at which the run begins
-    max_refill_groups: Count = 0  # per step, started to replace groups with equal rewards
+    max_refill_groups: Count = 0  # groups per step that may replace groups with equal rewards
     advantage_estimator: ImportPath = "grpo"  # "grpo", "dr_grpo", or a function by import path: docs/losses.md
     # How trajectories begin and advance: "independent", or a policy by import path (examples/rollout_policies.py).
     rollout_policy: ImportPath = "independent"
-    group_filter: ImportPath = "unequal_rewards"  # groups to train on; or a function by import path: docs/losses.md
-    # Tokens before dialogue.response_tokens in which the reward of a response falls, for its advantage; 0: none.
+    group_filter: ImportPath = "unequal_rewards"  # groups to train on, or a function by import path: docs/losses.md
+    # Length of the range below dialogue.response_tokens in which the reward falls, for the advantage; 0: none.
     overlong_buffer_tokens: Count = 0
-    overlong_penalty: PositiveFloat = 1.0  # at the length limit; needs overlong_buffer_tokens
-    overlong: Literal["keep", "drop"] = "keep"  # whether to train on responses that the length limit ends
+    overlong_penalty: PositiveFloat = 1.0  # penalty at the length limit; needs overlong_buffer_tokens
+    overlong: Literal["keep", "drop"] = "keep"  # keep or drop responses that the length limit ends, for training
     repeated_ngram_tokens: Annotated[int, Meta(ge=0, le=1024)] = 0  # length of the n-grams to count; 0: no filter
-    repeated_ngram_limit: PositiveInt = 20  # a response with more occurrences of one n-gram is not trained on
+    repeated_ngram_limit: PositiveInt = 20  # responses with more occurrences of an n-gram are not trained on
     max_staleness: Count = 0  # versions by which rollouts may be ahead of the learner: docs/staleness.md
-    stale_tokens: Literal["mask", "drop"] = "mask"  # mask stale tokens, or drop their trajectory
-    group_oversampling: Annotated[float, Meta(ge=1, le=1000)] = (
-        1.0  # a step starts this many times `prompts` groups and uses the first complete ones
-    )
-    surplus_groups: Literal["carry", "abort"] = "abort"  # carry the other groups over to the next step, or abort them
+    stale_tokens: Literal["mask", "drop"] = "mask"  # for training, mask stale tokens or drop their trajectory
+    # Groups that a step starts, as a multiple of `prompts`; the step uses the first complete ones.
+    group_oversampling: Annotated[float, Meta(ge=1, le=1000)] = 1.0
+    surplus_groups: Literal["carry", "abort"] = "abort"  # carry surplus groups over to the next step, or abort them
 
     def __post_init__(self) -> None:
         require(
@@ -166,12 +165,12 @@ class RlConfig(Section, frozen=True):
 
     @property
     def started_groups(self) -> int:
-        """Groups that one step starts."""
+        """The number of groups that one step starts."""
         return math.ceil(round(self.prompts * self.group_oversampling, 6))  # 1.1 * 10 is a little more than 11
 
     @property
     def max_groups_in_flight(self) -> int:
-        """Maximum number of unfinished groups, not counting groups that are being aborted."""
+        """The maximum number of unfinished groups, without groups that are being aborted."""
         spare = self.started_groups - self.prompts
         steps = self.max_staleness + 1
         return steps * self.prompts + (spare if self.surplus_groups == "carry" else steps * spare)
@@ -180,11 +179,11 @@ class RlConfig(Section, frozen=True):
 class EarlyStoppingConfig(Section, frozen=True):
     """Rules that end RL before rl.steps; one more step is trained after the step at which a rule holds."""
 
-    window_steps: Count = 0  # steps of the means; 0: no early stopping
-    min_steps: Count = 0  # steps before a rule can hold
-    # The mean reward of a window must exceed that of the window before by this; 0: no such rule.
+    window_steps: Count = 0  # steps of the window for means; 0: no early stopping
+    min_steps: Count = 0  # steps before a rule can stop the run
+    # Least increase of the mean reward from one window to the next; 0: no such rule.
     min_reward_gain: NonNegativeFloat = 0.0
-    max_overlong_share: Share = 0.0  # of responses that the length limit ends, mean of a window; 0: no such rule
+    max_overlong_share: Share = 0.0  # limit of the share of responses that the length limit ends; 0: no such rule
 
     def __post_init__(self) -> None:
         has_rule = self.min_reward_gain > 0 or self.max_overlong_share > 0
@@ -195,21 +194,21 @@ class EarlyStoppingConfig(Section, frozen=True):
 
 
 class RocConfig(Section, frozen=True):
-    """Resample-on-Correct. The defaults follow the report; presets/rstar2_release.toml, the release."""
+    """Resample-on-Correct. The defaults follow the report; presets/rstar2_release.toml follows the release."""
 
-    enabled: bool = True  # false is plain GRPO, which trains on the whole group
+    enabled: bool = True  # resample groups; false: plain GRPO, which trains on the whole group
     keep: Count = 0  # trajectories per group to train on; 0: half of rl.rollouts
     penalty: Literal["report", "release"] = "report"  # formula for failed calls and format
-    error_penalty: bool = True  # whether failed calls count
-    format_penalty: bool = True  # whether wrong answer tags count
-    # How correct trajectories are chosen: by weight, or the lowest penalties.
+    error_penalty: bool = True  # whether failed calls are penalized
+    format_penalty: bool = True  # whether wrong answer tags are penalized
+    # Draw of correct trajectories: by weight, or those with the lowest penalties.
     positives: Literal["weighted", "lowest"] = "weighted"
-    negatives: Literal["uniform", "first"] = "uniform"  # how wrong trajectories are chosen
-    # Trajectories with a larger reward are positives ("correct"), unless evaluation.success decides.
+    negatives: Literal["uniform", "first"] = "uniform"  # draw of wrong trajectories
+    # Limit of the reward: larger ones are positives ("correct"), unless evaluation.success decides.
     positive_above: SignedFloat = 0.0
-    # Each class is kept in proportion, but at least this many if there are as many.
+    # Least number of positives to keep of a group, if it has them; otherwise each class is kept in proportion.
     min_positives: Count = 1
-    min_negatives: Count = 1  # see min_positives
+    min_negatives: Count = 1  # least number of negatives to keep of a group, if it has them
     # Smallest penalty of a weighted draw with the weights 1 / penalty: docs/release.md has a table of its effect.
     floor: Annotated[float, Meta(gt=0, le=2)] = 0.1
 
@@ -217,28 +216,29 @@ class RocConfig(Section, frozen=True):
 class EvaluationSetConfig(Section, frozen=True, kw_only=True):
     """Questions of evaluations, with metrics of their own."""
 
-    name: TaskName  # in metrics
-    data: FilePath  # rows as in data.test
-    task: str = ""  # name of the task that they belong to; empty: the first task
-    questions: Count = 0  # at most; 0: evaluation.questions
+    name: TaskName  # name of the set in metrics
+    data: FilePath  # file of rows, as in data.test
+    task: str = ""  # name of the questions' task; empty: the first task
+    questions: Count = 0  # limit of questions; 0: evaluation.questions
     samples: PositiveInt = 1  # answers per question, each with its own seed
-    every: Count = 0  # RL steps, for evaluations of this set during training; 0: evaluation.every
+    every: Count = 0  # RL steps between evaluations of this set during training; 0: evaluation.every
 
 
 class EvaluationConfig(Section, frozen=True):
-    """Before the first RL step and after the last: a sampled and a greedy answer per question. docs/evaluation.md"""
+    """Evaluations before the first RL step and after the last: a sampled and a greedy answer per question.
+    docs/evaluation.md"""
 
-    questions: Count = 512  # of data.test, of each tasks[].test, and of each set; 0: no evaluation
-    every: Count = 0  # RL steps, for evaluations during training; 0: none
-    # Limit of an evaluation's response, generated and tool tokens, of each task; 0: its dialogue.response_tokens.
+    questions: Count = 512  # limit of questions of data.test, of each tasks[].test, and of each set; 0: no evaluation
+    every: Count = 0  # RL steps between evaluations during training; 0: none
+    # Limit of a response in evaluations, of generated and tool tokens; 0: each task's dialogue.response_tokens.
     response_tokens: Count = 0
-    during: Literal["sampled", "greedy"] = "sampled"  # answers of the evaluations during training
-    keep_best: bool = True  # keep the checkpoint with the best reward in these evaluations; needs `every`
-    # What counts as a correct answer: a component, "correct", or a limit, "correct >= 1" or "reward > 0.5";
+    during: Literal["sampled", "greedy"] = "sampled"  # kind of answers in evaluations during training
+    keep_best: bool = True  # keep the checkpoint with the best reward in evaluations during training; needs `every`
+    # Rule for a correct answer: a component, "correct", or a limit, "correct >= 1" or "reward > 0.5";
     # empty: a reward above roc.positive_above (docs/rewards.md).
     success: str = ""
-    sampling: Sampling | None = None  # of sampled evaluations; a key that is left out: that of [sampling]
-    sets: tuple[EvaluationSetConfig, ...] = ()  # instead of data.test and tasks[].test
+    sampling: Sampling | None = None  # sampling of sampled evaluations; keys that are left out: those of [sampling]
+    sets: tuple[EvaluationSetConfig, ...] = ()  # sets of questions instead of data.test and tasks[].test
     only: bool = False  # evaluate model.checkpoint and do nothing else: `asterism eval` sets it
 
     def __post_init__(self) -> None:
@@ -256,7 +256,7 @@ class EvaluationConfig(Section, frozen=True):
 
     @property
     def saves_evaluated_steps(self) -> bool:
-        """Whether the learner saves a checkpoint of each step in which the first set is evaluated."""
+        """True if the learner saves a checkpoint of each step in which the first set is evaluated."""
         return self.intervals[0] > 0 and self.keep_best
 
     def is_saved(self, step: int) -> bool:

@@ -6,9 +6,9 @@ from msgspec import Meta
 
 from asterism.configs.schema.schema_tree import PositiveInt, Section, require
 
-MAX_STOP_TOKENS = 16  # per request to an engine
+MAX_STOP_TOKENS = 16  # limit of stop tokens per request to an engine
 _TURN_END = "<|im_end|>"
-_FAMILY_KEYS = ("prefill", "turn_separator", "stop_tokens", "tool_call_format")  # a renderer has its own
+_FAMILY_KEYS = ("prefill", "turn_separator", "stop_tokens", "tool_call_format")  # keys that a renderer fixes
 _TEXT_KEYS = ("renderer", "system", "instruction", "prefill", "answer_open", "answer_close", "turn_separator")
 
 ToolName = Literal["jupyter_code", "python_code_with_standard_io"]
@@ -23,27 +23,27 @@ class DialogueConfig(Section, frozen=True):
         "jupyter_code",
         "python_code_with_standard_io",
     )
-    # Text of the system turn; {tools} becomes the schemas of the tools, a line each. Empty: no system turn.
+    # Text of the system turn; {tools} becomes the schemas of the tools, one per line. Empty: no system turn.
     system: str = "default"
     instruction: str = "default"  # text before each question; the default asks for the answer tags and \boxed{}
     prefill: str = "<reason>"  # start of each assistant turn, which the model continues
     answer_open: NonEmptyText = "<answer>"  # tag before the final answer
     answer_close: NonEmptyText = "</answer>"  # tag after the final answer
     stop_tokens: tuple[NonEmptyText, ...] = (_TURN_END,)  # texts of the tokens that end a turn
-    turn_separator: str = "\n"  # between an assistant turn and the next turn
+    turn_separator: str = "\n"  # text between an assistant turn and the next turn
     # Chat format of a model family, such as "qwen3" (docs/dialogue.md); empty: ChatML with the texts above.
     renderer: str = ""
-    renderer_parameters: dict[str, Any] = {}  # noqa: RUF012  # of the renderer, such as {enable_thinking = false}
-    tool_call_format: str = "json"  # how the model writes calls: asterism.policies.dialogue.chat_format.CALL_FORMATS
-    prompt_tokens: PositiveInt = 1024  # longer prompts are skipped and counted
-    response_tokens: PositiveInt = 8192  # generated tokens and tool tokens
-    max_turns: PositiveInt = 10  # of a trajectory
-    max_calls_per_turn: PositiveInt = 1  # further calls of a turn are not executed
-    surplus_calls: Literal["error", "ignore"] = "error"  # whether further calls get an error as result, or none
-    unclosed_call: Literal["error", "ignore"] = "error"  # whether a call without its closing tag fails, or is no call
-    # Text with the answer: the last turn, unless a limit ended it, or the whole response in any case.
+    renderer_parameters: dict[str, Any] = {}  # noqa: RUF012  # renderer's parameters, such as {enable_thinking = false}
+    tool_call_format: str = "json"  # format of calls: a name in asterism.policies.dialogue.chat_format.CALL_FORMATS
+    prompt_tokens: PositiveInt = 1024  # limit of the prompt; longer prompts are skipped and counted
+    response_tokens: PositiveInt = 8192  # limit of generated tokens and tool tokens
+    max_turns: PositiveInt = 10  # limit of assistant turns in a trajectory
+    max_calls_per_turn: PositiveInt = 1  # calls of a turn that are executed
+    surplus_calls: Literal["error", "ignore"] = "error"  # result of further calls: an error, or none
+    unclosed_call: Literal["error", "ignore"] = "error"  # a call without closing tag fails, or is no call
+    # Text with the answer. last_turn: only if the model ended it; response: the whole response in any case.
     graded_text: Literal["last_turn", "response"] = "last_turn"
-    result_characters: PositiveInt = 2048  # limit of each of stdout, stderr and traceback; the middle is removed
+    result_characters: PositiveInt = 2048  # limit of stdout, stderr and traceback each; the middle is removed
     result_format: Literal["default", "rstar2_release"] = "default"  # rstar2_release: one limit for the whole result
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class DialogueConfig(Section, frozen=True):
 
     @property
     def lacks_tools(self) -> bool:
-        """Whether `system` describes tools that only a task's import could add."""
+        """Return whether `system` describes tools that only a task's import could add."""
         return "{tools}" in self.system and not self.tools
 
     @property
@@ -89,5 +89,5 @@ class DialogueConfig(Section, frozen=True):
 
     @property
     def sequence_tokens(self) -> int:
-        """Maximum length of a trajectory."""
+        """Maximum number of tokens of a trajectory."""
         return self.prompt_tokens + self.response_tokens

@@ -1,4 +1,4 @@
-"""[health]: checks of the metrics at the end of each step: docs/health.md. The keys may change when a run is resumed."""
+"""[health]: checks of the metrics at the end of each step (docs/health.md). A resumed run may change the keys."""
 
 from typing import Annotated, Literal
 
@@ -12,66 +12,66 @@ MAX_WINDOW_STEPS = 20
 
 
 class HealthConfig(Section, frozen=True):
-    """An action per check, followed by its limits. warn: a message; stop: also the end of the run, with exit code 1."""
+    """An action per check, and its limits. warn: a message; stop: also the end of the run, with exit code 1."""
 
-    # Steps in a row in which a condition must hold; means are over as many.
+    # Steps in a row in which a condition must hold, and over which means are taken.
     window_steps: Annotated[int, Meta(ge=1, le=MAX_WINDOW_STEPS)] = 3
     # Share of positives above which equal rewards and a low entropy are normal, since the questions are solved.
     solved_share: Share = 0.9
 
     length_limit: Action = "warn"  # many trajectories reach the length limit
-    length_limit_share: Share = 0.1  # of the finished trajectories; twice as many trigger after window_steps
-    length_limit_steps: Annotated[int, Meta(ge=1, le=MAX_WINDOW_STEPS)] = 10  # of the mean that exceeds it
+    length_limit_share: Share = 0.1  # limit of the share of finished trajectories; twice the share needs window_steps
+    length_limit_steps: Annotated[int, Meta(ge=1, le=MAX_WINDOW_STEPS)] = 10  # steps of the mean to compare
 
     tool_errors: Action = "warn"  # failed calls in positives increase, or are many
-    tool_errors_rise: Share = 0.15  # of the share of failed calls, above its lowest mean in the run
+    tool_errors_rise: Share = 0.15  # limit of the increase of the share of failed calls over its lowest mean
 
-    tool_errors_share: Share = 0.3  # of the calls in positives, in tool_errors_steps steps in a row
+    tool_errors_share: Share = 0.3  # limit of the share of failed calls in positives during tool_errors_steps steps
     tool_errors_steps: Annotated[int, Meta(ge=1, le=MAX_WINDOW_STEPS)] = 15  # longer than a policy needs to learn calls
 
     tool_timeouts: Action = "warn"  # the calls of a tool reach their time limit
-    tool_timeouts_share: Share = 0.5  # of the calls of one tool
+    tool_timeouts_share: Share = 0.5  # limit of the share of timeouts among the calls of one tool
 
     entropy: Action = "warn"  # collapse: the policy samples almost always the same tokens
-    entropy_nats: NonNegativeFloat = 0.02  # per token; lower values are a collapse
+    entropy_nats: NonNegativeFloat = 0.02  # nats per token; lower values are a collapse
 
-    gradient_norm: Action = "warn"  # a spike
-    gradient_norm_factor: PositiveFloat = 20.0  # over the median of the steps before
+    gradient_norm: Action = "warn"  # the gradient norm has a spike
+    gradient_norm_factor: PositiveFloat = 20.0  # limit, as a multiple of the median of the steps before
 
     clipping: Action = "warn"  # the loss clips many tokens
-    clipping_share: Share = 0.3  # of the tokens in the loss
+    clipping_share: Share = 0.3  # limit of the share of clipped tokens in the loss
 
     mismatch: Action = "warn"  # engine and learner compute different probabilities
-    mismatch_k3_nats: NonNegativeFloat = 0.05  # mean KL divergence (k3) per token
-    mismatch_token_share: Share = 0.02  # of tokens with a difference of over 1 nat
+    mismatch_k3_nats: NonNegativeFloat = 0.05  # limit of the mean KL divergence (k3) per token
+    mismatch_token_share: Share = 0.02  # limit of the share of tokens with a difference of over 1 nat
 
     # Tokens with a probability of at least 50% in the engine and a much smaller one in the learner (docs/mismatch.md).
     confident_tokens: Action = "warn"
-    confident_tokens_count: NonNegativeFloat = 0.0  # of a step; more are a problem
+    confident_tokens_count: NonNegativeFloat = 0.0  # tokens of a step; more are a problem
 
     # An engine does not compute with the weights that the learner published (docs/health.md).
     weight_sync: Action = "warn"
-    weight_sync_factor: PositiveFloat = 4.0  # of the gap of the probe, over the mismatch of training tokens
+    weight_sync_factor: PositiveFloat = 4.0  # ratio of the probe's gap to the mismatch of training tokens
     weight_sync_nats: NonNegativeFloat = 0.05  # smaller gaps do not count
 
     equal_groups: Action = "warn"  # most groups have equal rewards, and their questions are not solved
-    equal_groups_share: Share = 0.8  # of all groups
+    equal_groups_share: Share = 0.8  # limit of the share of groups with equal rewards
 
     skipped_updates: Action = "warn"  # updates without a finite gradient
-    skipped_updates_share: Share = 0.1  # of the updates of the window
+    skipped_updates_share: Share = 0.1  # limit of the share of skipped updates in the window
 
     no_updates: Action = "warn"  # no step has changed the weights
-    no_updates_steps: Annotated[int, Meta(ge=1, le=MAX_WINDOW_STEPS)] = 3  # since the start; fewer in a shorter run
+    no_updates_steps: Annotated[int, Meta(ge=1, le=MAX_WINDOW_STEPS)] = 3  # steps since the start, or of a shorter run
 
-    reward_drop: Action = "warn"  # below the best mean of the run, or the start
-    reward_drop_share: Share = 0.2  # of the best value, or of the gain since the first steps if that is larger
+    reward_drop: Action = "warn"  # the reward is below the best mean of the run, or the start
+    reward_drop_share: Share = 0.2  # share of the best value, or of the gain since the first steps if that is larger
 
     evaluation_drop: Action = "warn"  # evaluations become worse while the training reward rises
     evaluation_drop_errors: PositiveFloat = 5.0  # standard errors of the difference of two evaluations
 
     recomputation: Action = "warn"  # engines prefill tokens again after they evicted them
-    recomputation_share: Share = 0.3  # of the prefilled tokens
+    recomputation_share: Share = 0.3  # limit of the share of recomputed tokens among prefilled tokens
 
-    masked_trajectories: Action = "warn"  # lost to infrastructure
-    masked_trajectories_share: Share = 0.1  # of all trajectories
-    masked_run_share: Share = 0.05  # of all trajectories of the whole run, evaluations included
+    masked_trajectories: Action = "warn"  # trajectories are masked because of infrastructure failures
+    masked_trajectories_share: Share = 0.1  # limit of the share of masked trajectories in the window
+    masked_run_share: Share = 0.05  # limit of the share of masked trajectories in the whole run, with evaluations

@@ -1,4 +1,4 @@
-"""[learner]: processes and computation of the learner, and tables of the optimizer, the loss, memory, LoRA and checkpoints."""
+"""[learner]: the learner's processes and computation, and tables for optimizer, loss, memory, LoRA and checkpoints."""
 
 from __future__ import annotations
 
@@ -21,42 +21,43 @@ from asterism.configs.schema.schema_tree import (
 
 Beta = Annotated[float, Meta(ge=0, lt=1)]
 LossMean = Literal["tokens", "group", "sequence", "constant"]
-Checkpointing = Literal["none", "selective", "attention", "full"]  # of activations; each keeps less
+Checkpointing = Literal["none", "selective", "attention", "full"]  # from most to least memory
 LoraTarget = Literal["all", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 class OptimizerConfig(Section, frozen=True):
-    """AdamW, in float32."""
+    """AdamW in float32."""
 
     lr: LearningRate = 1e-6  # learning rate after the warm-up
-    final_lr_fraction: Annotated[float, Meta(ge=0, le=1)] = 1.0  # of `lr`, reached linearly at the end of the run
-    warmup_steps: Count = 5  # with a linearly rising learning rate
-    betas: tuple[Beta, Beta] = (0.9, 0.95)  # decay rates of the two moments
-    weight_decay: NonNegativeFloat = 0.0  # decoupled weight decay
-    max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
+    final_lr_fraction: Annotated[float, Meta(ge=0, le=1)] = 1.0  # learning rate at the end, as a share of `lr`
+    warmup_steps: Count = 5  # optimizer updates during which the learning rate rises linearly
+    betas: tuple[Beta, Beta] = (0.9, 0.95)  # decay rates of AdamW's two moments
+    weight_decay: NonNegativeFloat = 0.0  # decoupled weight decay of AdamW
+    max_grad_norm: PositiveFloat = 1.0  # limit of the gradient norm; larger gradients are scaled down
 
 
 class LossConfig(Section, frozen=True):
     """The loss of RL updates: docs/losses.md."""
 
     function: ImportPath = "grpo"  # "grpo", "gspo", "cispo", or a function by import path
-    mean: LossMean = "group"  # of token losses
-    # The probability ratio is clipped to [1 - clip_low, 1 + clip_high].
+    mean: LossMean = "group"  # mean of token losses
+    # Lower clip limit of the probability ratio: 1 - clip_low.
     clip_low: Annotated[float, Meta(ge=0, le=1)] = 0.2
-    clip_high: NonNegativeFloat = 0.28  # see clip_low
+    clip_high: NonNegativeFloat = 0.28  # upper clip limit of the probability ratio: 1 + clip_high
     clip_dual: NonNegativeFloat = 0.0  # bound of the ratio for negative advantages, above 1; 0: none (release: 3)
-    # Denominator of the ratio. recomputed: by the learner, with the weights from the start of the step.
-    # auto: the engine's if engine and learner compute in float32, recomputed otherwise: docs/mismatch.md
+    # Denominator of the ratio. recomputed: the learner's, with the weights from the start of the step.
+    # auto: the engine's if engine and learner compute in float32, else recomputed: docs/mismatch.md
     old_logprobs: Literal["auto", "engine", "recomputed"] = "auto"
-    correction: Literal["auto", "none", "tis", "icepop", "decoupled"] = "auto"  # auto: tis for bfloat16
-    correction_low: NonNegativeFloat = 0.5  # importance weights below it are masked by icepop
-    correction_high: PositiveFloat = 2.0  # larger ones are truncated (tis) or masked (icepop, decoupled)
-    log_ratio_limit: Annotated[float, Meta(gt=0, le=80)] = 20.0  # nats; beyond it a token has no gradient
+    # Correction by importance weights. auto: tis for bfloat16.
+    correction: Literal["auto", "none", "tis", "icepop", "decoupled"] = "auto"
+    correction_low: NonNegativeFloat = 0.5  # lower limit of importance weights; icepop masks smaller ones
+    correction_high: PositiveFloat = 2.0  # upper limit of importance weights, which tis truncates; others mask them
+    log_ratio_limit: Annotated[float, Meta(gt=0, le=80)] = 20.0  # nats; a token with a larger log ratio has no gradient
     # Share of tokens of a minibatch with a difference of over 1 nat between engine and learner; above it the run ends.
     mismatch_limit: Annotated[float, Meta(ge=0, le=1)] = 0.1  # 0: no limit
-    kl_coef: NonNegativeFloat = 0.0  # of the KL divergence to the weights before RL; needs memory for a second model
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # estimator of this KL divergence
-    entropy_coef: NonNegativeFloat = 0.0  # of the entropy bonus
+    kl_coef: NonNegativeFloat = 0.0  # weight of the KL divergence to the weights before RL; needs a second model
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # estimator of the KL divergence
+    entropy_coef: NonNegativeFloat = 0.0  # weight of the entropy bonus
 
     def __post_init__(self) -> None:
         require(
@@ -79,25 +80,25 @@ class LossConfig(Section, frozen=True):
 
 
 class MemoryConfig(Section, frozen=True):
-    """What the learner keeps in memory: docs/learner.md."""
+    """Memory of the learner: docs/learner.md."""
 
-    micro_batch_tokens: PositiveInt = 16_384  # per forward and backward pass
-    # Activations that the backward pass recomputes, to save memory
+    micro_batch_tokens: PositiveInt = 16_384  # tokens per forward and backward pass
+    # Activations that the backward pass recomputes, to save memory.
     activation_checkpointing: Checkpointing = "none"
-    # Content of main memory. optimizer: weights, gradients and moments, for an update on the CPU.
-    # between_steps: weights and moments while engines generate on the same GPU
+    # State in main memory instead of the GPU. optimizer: weights, gradients and moments, for an update on the CPU.
+    # between_steps: weights and moments while engines generate on the same GPU.
     offload: Literal["none", "optimizer", "between_steps"] = "none"
-    # When ranks add their gradients. once: after the last micro batch; needs 4 bytes per parameter on each rank.
+    # When ranks reduce gradients. once: after the last micro batch; needs 4 bytes per parameter on each rank.
     reduce_gradients: Literal["each_micro_batch", "once"] = "each_micro_batch"
 
 
 class LoraConfig(Section, frozen=True):
     """RL trains low-rank adapters of the projections and freezes the weights: docs/learner.md."""
 
-    rank: Count = 0  # of the adapters' matrices; 0: no adapters
+    rank: Count = 0  # rank of the adapters' matrices; 0: no adapters
     alpha: PositiveFloat = 32.0  # the adapters' product is scaled by alpha / rank
     targets: tuple[LoraTarget, ...] = ("all",)  # projections with adapters
-    # What engines receive. adapters: the frozen weights once, then only the adapters
+    # Weights that engines receive. adapters: the frozen weights once, then only the adapters.
     publish: Literal["merged", "adapters"] = "merged"
 
     def __post_init__(self) -> None:
@@ -113,30 +114,30 @@ class LoraConfig(Section, frozen=True):
 
 
 class CheckpointsConfig(Section, frozen=True):
-    every: PositiveInt = 10  # steps; the last step is always saved
-    minutes: NonNegativeFloat = 0.0  # also after the first step that ends so long after a save; 0: never
-    keep: PositiveInt = 2  # older ones are deleted, except those of the cold start and of the last step
+    every: PositiveInt = 10  # steps between checkpoints; the last step is always saved
+    minutes: NonNegativeFloat = 0.0  # minutes after a save until the end of a step also saves; 0: no limit
+    keep: PositiveInt = 2  # number of checkpoints to keep, besides those of the cold start and the last step
     # Steps between checkpoints with a transformers model; 0: each checkpoint has one: docs/learner.md
     export_every: Count = 0
-    export_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of its weights; auto: learner.dtype
+    export_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # dtype of exported weights; auto: learner.dtype
 
 
 class LearnerConfig(Section, frozen=True):
-    ranks: PositiveInt = 1  # processes per node that train
-    threads: PositiveInt = 2  # per rank
-    device: Literal["cpu", "cuda"] = "cpu"  # cuda: rank n of a node uses GPU n
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of products; weights, gradients and optimizer are float32
+    ranks: PositiveInt = 1  # learner processes per node
+    threads: PositiveInt = 2  # CPU threads per rank
+    device: Literal["cpu", "cuda"] = "cpu"  # device of training; cuda: rank n of a node uses GPU n
+    dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of products; other learner state is float32
     dp_replicate: PositiveInt = 1  # copies of the model, each sharded over an equal part of all ranks
     minibatches: PositiveInt = 1  # optimizer updates per step
-    collective_timeout_s: PositiveFloat = 600.0  # of a collective, and of an operation of a rank: docs/learner.md
-    # Checkpoint of another run, step_NNNNNN, of which RL continues with the float32 weights: docs/stages.md
+    collective_timeout_s: PositiveFloat = 600.0  # timeout of a collective or of a rank's operation: docs/learner.md
+    # Checkpoint of another run, step_NNNNNN, from whose float32 weights RL continues: docs/stages.md
     resume_from: FilePath = ""
-    resume_optimizer: bool = True  # with the moments of `resume_from`; they are 0 otherwise
-    # Layers, and on GPUs the output head, with torch.compile; needs a compiler on each machine. auto: on GPUs
+    resume_optimizer: bool = True  # load the optimizer's moments of `resume_from`; false: start with 0
+    # torch.compile of the layers, and on GPUs of the output head; needs a compiler. auto: on GPUs
     compile: bool | Literal["auto"] = "auto"
-    # Of the logits of a model that computes in bfloat16. auto: float32 on GPUs, bfloat16 on CPUs: docs/mismatch.md
+    # Dtype of the logits of a bfloat16 model. auto: float32 on GPUs, bfloat16 on CPUs: docs/mismatch.md
     head_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    peak_tflops: NonNegativeFloat = 0.0  # of a rank's device, for the metric mfu; 0: no such metric
+    peak_tflops: NonNegativeFloat = 0.0  # peak TFLOP/s of a rank's device, for the metric mfu; 0: no such metric
     optimizer: OptimizerConfig = OptimizerConfig()
     loss: LossConfig = LossConfig()
     memory: MemoryConfig = MemoryConfig()

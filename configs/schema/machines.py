@@ -24,21 +24,21 @@ SinkName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 class EngineConfig(Section, frozen=True):
-    # embedded, or one server per engine: sglang or openai, with tables of their own; openai only for evaluations.
+    # embedded, or one server per engine: sglang or openai, with their own tables; openai only for evaluations.
     kind: str = "embedded"
-    num_engines: PositiveInt = 1  # per node
+    num_engines: PositiveInt = 1  # engines per node
     kv_tokens: Count = 65_536  # KV cache of one engine, in whole pages; 0: as much as a server has memory for
-    page_tokens: PositiveInt = 16  # every sequence occupies whole pages; sequences share the pages of equal prefixes
+    page_tokens: PositiveInt = 16  # tokens per page of the KV cache; equal prefixes share pages
     prefill_tokens: PositiveInt = 512  # maximum prompt tokens per step, in addition to the decoded tokens
     max_running: PositiveInt = 256  # concurrently decoding sequences; concurrent requests to a server of [openai]
-    threads: PositiveInt = 1  # of one engine on the CPU
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of weights and KV cache
-    device: Literal["cpu", "cuda"] = "cpu"  # cuda: one GPU per engine; engines share GPUs if there are fewer
-    load_timeout_s: PositiveFloat = 600.0  # of a transfer and load of new weights; then the engine is restarted
-    cuda_graphs: bool = True  # on cuda: launch steps without prefill as one graph
-    # A learner with one rank keeps its published weights on its GPU, for the embedded engine there. auto: if there is one
+    threads: PositiveInt = 1  # CPU threads of one engine
+    dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of weights and KV cache
+    device: Literal["cpu", "cuda"] = "cpu"  # device of engines; cuda: one GPU each, or shared if too few
+    load_timeout_s: PositiveFloat = 600.0  # timeout of a load of new weights; then the engine is restarted
+    cuda_graphs: bool = True  # with device = "cuda", launch steps without prefill as one graph
+    # Keep published weights on the GPU of a single-rank learner for the embedded engine there. auto: if it exists.
     share_gpu_weights: bool | Literal["auto"] = "auto"
-    options: dict[str, Any] = {}  # noqa: RUF012  # of a kind without a table of its own; msgspec copies the dict
+    options: dict[str, Any] = {}  # noqa: RUF012  # options of a kind without its own table; msgspec copies the dict
 
     def __post_init__(self) -> None:
         require_choice("kind", self.kind, ENGINE_KINDS)
@@ -53,7 +53,7 @@ class EngineConfig(Section, frozen=True):
 
 
 def list_sharing_needs(engine: EngineConfig, learner: LearnerConfig, learner_nodes: int) -> list[str]:
-    """List the settings without which a copy on the learner's GPU has no reader or no writer; empty if all of them hold.
+    """List the settings that a copy on the learner's GPU lacks for a reader or a writer; empty if it lacks none.
 
     With all of them the copy has a reader: engine 0 of node 0 and the only rank use the first GPU of their node.
     """
@@ -86,10 +86,10 @@ def check_gpu_sharing(
 class OpenAIConfig(Section, frozen=True):
     """Servers with OpenAI's completions API, which `asterism eval` evaluates: docs/evaluation.md."""
 
-    urls: tuple[str, ...] = ()  # one per engine, such as "http://10.0.0.1:8000/v1"
-    model: str = ""  # name at the servers; empty: the first model that they name
-    api_key_variable: str = "OPENAI_API_KEY"  # environment variable with the key; it may be missing
-    request_timeout_s: PositiveFloat = 600.0  # for each piece of a response
+    urls: tuple[str, ...] = ()  # server URLs, one per engine, such as "http://10.0.0.1:8000/v1"
+    model: str = ""  # the servers' name of the model; empty: the first model that they list
+    api_key_variable: str = "OPENAI_API_KEY"  # environment variable of the key; it may be unset
+    request_timeout_s: PositiveFloat = 600.0  # timeout of each piece of a response
 
     def __post_init__(self) -> None:
         for url in self.urls:
@@ -101,50 +101,50 @@ class OpenAIConfig(Section, frozen=True):
 
 
 class ArbiterConfig(Section, frozen=True):
-    """Assignment of trajectories to engines: docs/scheduling.md, policies/arbiter/arbiter.py."""
+    """The assignment of trajectories to engines: docs/scheduling.md, policies/arbiter/arbiter.py."""
 
-    # Decides which trajectory runs on which engine, and when.
+    # Policy that assigns engines and times to trajectories.
     policy: Literal["static", "round_robin", "least_requests", "worst_case", "kv_lookahead"] = "kv_lookahead"
 
 
-NUM_PRELOADS = 3  # bare, numpy and scientific: each has its own fork servers
+NUM_PRELOADS = 3  # preloads bare, numpy and scientific; each has its own fork servers
 
 
 class SandboxConfig(Section, frozen=True):
-    """Isolation and limits of a call. `asterism doctor`, log and summary show the isolation."""
+    """Isolation and limits of a tool call. `asterism doctor`, log and summary show the isolation."""
 
-    backend: Literal["auto", "docker", "process"] = "auto"  # auto: docker if a Docker engine and the image exist
-    namespaces: Literal["auto", "required", "off"] = "auto"  # auto: if the kernel allows them
+    backend: Literal["auto", "docker", "process"] = "auto"  # sandbox; auto: docker if Docker and the image exist
+    namespaces: Literal["auto", "required", "off"] = "auto"  # Linux namespaces; auto: if the kernel allows them
     executors: PositiveInt = 1  # processes, each with its own sandbox; restarted when they die
-    fork_servers: PositiveInt = 1  # per executor and preload
-    time_limit_s: PositiveFloat = 4.0  # of a call
-    # Time limits that a call on a busy machine may take, while it waits for a CPU; beyond it the call fails, which masks.
+    fork_servers: PositiveInt = 1  # fork servers per executor and preload
+    time_limit_s: PositiveFloat = 4.0  # time limit of a tool call
+    # Multiple of time_limit_s that a call may take on a busy machine; then the call fails and its trajectory is masked.
     max_call_extension: Annotated[float, Meta(ge=1, le=1000)] = 4.0
     grade_limit_s: PositiveFloat = 4.0  # CPU time of a grading; an answer that needs more is wrong
-    concurrent_gradings: Annotated[int, Meta(ge=1, le=256)] = 4  # per executor
-    memory_mib: PositiveInt = 512  # of a call with its processes
-    max_processes: PositiveInt = 16  # of a call
-    file_mib: PositiveInt = 16  # of the files of a call
-    output_kib: PositiveInt = 64  # of each of stdout and stderr; the rest is dropped and the result marked as truncated
-    max_queued_calls: PositiveInt = 65_536  # per executor
-    max_live_notebooks: PositiveInt = 512  # notebooks with a process; beyond it the least recently used one is ended
-    spare_notebooks: Count = 8  # forked ahead of their first cells, per fork server; part of max_live_notebooks
-    notebook_memory_share: PositiveShare = 0.8  # of the memory for calls; beyond it idle notebooks are ended
-    containers: PositiveInt = 1  # per executor
-    container_timeout_s: PositiveFloat = 120.0  # without any container for this long an executor exits: docs/faults.md
-    container_memory_mib: PositiveInt = 8192  # per container; beyond it the kernel kills the largest call
-    container_processes: PositiveInt = 16_384  # per container: max_live_notebooks * (max_processes + 2) + 1024 or more
+    concurrent_gradings: Annotated[int, Meta(ge=1, le=256)] = 4  # gradings at the same time, per executor
+    memory_mib: PositiveInt = 512  # memory of a call with its processes
+    max_processes: PositiveInt = 16  # processes of a call
+    file_mib: PositiveInt = 16  # size of the files of a call
+    output_kib: PositiveInt = 64  # limit of stdout and stderr each; longer output is truncated and marked
+    max_queued_calls: PositiveInt = 65_536  # queued calls per executor
+    max_live_notebooks: PositiveInt = 512  # notebooks with a process; a further one ends the least recently used one
+    spare_notebooks: Count = 8  # notebooks forked before their first cells, per fork server; part of max_live_notebooks
+    notebook_memory_share: PositiveShare = 0.8  # share of the memory for calls; beyond it idle notebooks are ended
+    containers: PositiveInt = 1  # containers per executor
+    container_timeout_s: PositiveFloat = 120.0  # an executor without a container exits after this time: docs/faults.md
+    container_memory_mib: PositiveInt = 8192  # memory of a container; beyond it the kernel kills the largest call
+    container_processes: PositiveInt = 16_384  # per container: at least max_live_notebooks * (max_processes + 2) + 1024
     cpuset: str = ""  # CPUs of the containers, such as "0-7"; empty: all
-    image: str = ""  # empty: the image that `make sandbox-image` builds from this version of the code
+    image: str = ""  # sandbox image; empty: the image that `make sandbox-image` builds from this version of the code
 
     @property
     def spare_notebooks_per_server(self) -> int:
-        """At most half of the live notebooks are spare."""
+        """The spare notebooks of one fork server: at most half of the live notebooks are spare."""
         return min(self.spare_notebooks, self.max_live_notebooks // 2 // (NUM_PRELOADS * self.fork_servers))
 
     @property
     def max_notebooks_in_use(self) -> int:
-        """Live notebooks of trajectories."""
+        """The number of live notebooks that trajectories can use."""
         return self.max_live_notebooks - NUM_PRELOADS * self.fork_servers * self.spare_notebooks_per_server
 
     def __post_init__(self) -> None:
@@ -166,15 +166,15 @@ class BusConfig(Section, frozen=True):
 class SupervisionConfig(Section, frozen=True):
     """Restarts of processes that die or stop responding: docs/faults.md."""
 
-    restarts: Count = 5  # of one process in a row; after that the run ends
-    backoff_s: PositiveFloat = 0.1  # before the first restart; doubled for each further one
-    failure_reset_s: PositiveFloat = 60.0  # a process that lives this long starts counting restarts from 0
+    restarts: Count = 5  # restarts of one process in a row; one more ends the run
+    backoff_s: PositiveFloat = 0.1  # wait before the first restart; doubled for each further one
+    failure_reset_s: PositiveFloat = 60.0  # a process that lives this long resets its count of restarts
     heartbeat_s: PositiveFloat = 1.0  # interval of heartbeats
     heartbeat_timeout_s: PositiveFloat = 30.0  # a process without a heartbeat for this long is killed and restarted
-    first_heartbeat_timeout_s: PositiveFloat = 300.0  # the same for its first heartbeat
-    # For a checkpoint after ^C or SIGTERM; the end takes some seconds more, and Slurm kills after 30 s. 0: none.
+    first_heartbeat_timeout_s: PositiveFloat = 300.0  # timeout of a process's first heartbeat
+    # Time for a checkpoint after ^C or SIGTERM; exiting takes some seconds more, and Slurm kills after 30 s. 0: none.
     interrupt_grace_s: NonNegativeFloat = 20.0
-    stall_report_s: PositiveFloat = 600.0  # without progress for this long the run reports which actors wait for which
+    stall_report_s: PositiveFloat = 600.0  # after this time without progress, the run reports which actors wait
 
     def __post_init__(self) -> None:
         require(
@@ -185,12 +185,12 @@ class SupervisionConfig(Section, frozen=True):
 class ClusterConfig(Section, frozen=True):
     """The machines of a run: docs/cluster.md. They may change when a run is resumed."""
 
-    nodes: PositiveInt = 1  # the run starts with this many; further nodes may join at any time
+    nodes: PositiveInt = 1  # nodes with which the run starts; further nodes may join at any time
     learner_nodes: PositiveInt = 1  # nodes that train, each with learner.ranks
-    # Key file that `asterism keys` generates, outside $RUN, which others may read; empty: no node can join.
+    # Key file from `asterism keys`, outside $RUN, which others may read; empty: no node can join.
     key: FilePath = ""
-    host: str = ""  # address at which other nodes reach node 0, such as 10.0.0.1; empty: detected
-    port: Port = 29_700  # every node listens on this port and up to 99 further ones
+    host: str = ""  # address of node 0 for other nodes, such as 10.0.0.1; empty: detected
+    port: Port = 29_700  # first port of every node, which listens on up to 99 further ones
 
     def __post_init__(self) -> None:
         require(1 <= self.learner_nodes <= self.nodes, f"learner_nodes must lie between 1 and nodes = {self.nodes}")
@@ -207,12 +207,12 @@ class ClusterConfig(Section, frozen=True):
 class MetricsConfig(Section, frozen=True):
     """Backends that receive the records of metrics.jsonl: docs/metrics.md. They may change when a run is resumed."""
 
-    sinks: tuple[SinkName, ...] = ()  # tensorboard, wandb, mlflow, trackio; each needs the extra of its name
+    sinks: tuple[SinkName, ...] = ()  # sinks: tensorboard, wandb, mlflow, trackio; each needs the extra of its name
     project: str = "asterism"  # the project of W&B and Trackio, and the experiment of MLflow
-    wandb_mode: Literal["online", "offline"] = "online"  # offline: only files in $RUN/wandb, for `wandb sync`
+    wandb_mode: Literal["online", "offline"] = "online"  # offline: write only files in $RUN/wandb, for `wandb sync`
     mlflow_uri: str = "sqlite:///$RUN/mlflow.db"  # tracking URI: a database, or the URL of a tracking server
-    trackio_folder: FilePath = "$RUN/trackio"  # the local store; other runs may share it
-    flush_s: PositiveFloat = 20.0  # time for the sinks at the end of the run; then they are killed
+    trackio_folder: FilePath = "$RUN/trackio"  # local store of Trackio; other runs may share it
+    flush_s: PositiveFloat = 20.0  # time for the sinks to finish at the end of the run; then they are killed
 
     def __post_init__(self) -> None:
         require(len(set(self.sinks)) == len(self.sinks), "sinks must not name a sink twice")
@@ -227,6 +227,6 @@ class MetricsConfig(Section, frozen=True):
 class LogConfig(Section, frozen=True):
     events: bool = True  # write event logs, which replay and recovery need
     verify: bool = True  # replay the event logs during the run and report whether the decisions are identical
-    compress: bool = True  # in event logs: frames of at least 512 bytes
-    keep_steps: Count = 0  # number of finished steps to keep in the event logs; 0: all: docs/replay.md
-    level: Literal["debug", "info", "warning", "error"] = "info"  # of the structured logs
+    compress: bool = True  # compress frames of at least 512 bytes in event logs
+    keep_steps: Count = 0  # finished steps to keep in the event logs; 0: all: docs/replay.md
+    level: Literal["debug", "info", "warning", "error"] = "info"  # lowest level of the structured logs

@@ -58,16 +58,16 @@ class DataConfig(Section, frozen=True):
 
     train: FilePath = "$RUN/data/train.jsonl"  # questions for training
     test: FilePath = "$RUN/data/test.jsonl"  # questions for evaluations
-    # Of a file of training questions, also of [[tasks]]: unusable rows that are skipped and listed; one more ends the run.
+    # Limit of unusable rows in a file of training questions; they are skipped and listed; one more ends the run.
     max_bad_rows: Count = 100
 
 
 class RunConfig(Section, frozen=True):
-    name: str  # of the folder in runs_folder
-    seed: Count = 0  # of all random generators
+    name: str  # name of the run's folder in runs_folder
+    seed: Count = 0  # seed of all random generators
     determinism: Literal["fast", "strict"] = "fast"  # strict: equal seeds give equal bytes: docs/determinism.md
     runs_folder: str = "runs"  # relative to the current folder
-    tiny: TinyConfig | None = None  # generate the demo task
+    tiny: TinyConfig | None = None  # questions, dialogues, tokenizer and model of the demo; absent: none
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()  # unused if there are [[tasks]]
     tasks: tuple[TaskConfig, ...] = ()
@@ -133,7 +133,7 @@ class RunConfig(Section, frozen=True):
 
     @property
     def resolved_tasks(self) -> tuple[TaskConfig, ...]:
-        """With their dialogues and rewards. Without [[tasks]] it is one task of [data], with the name ""."""
+        """The tasks with their dialogues and rewards. Without [[tasks]]: one task of [data], with the name ""."""
         if not self.tasks:
             data = self.data
             return (TaskConfig(name="", data=data.train, test=data.test, dialogue=self.dialogue, reward=self.reward),)
@@ -144,12 +144,12 @@ class RunConfig(Section, frozen=True):
 
     @property
     def kept_trajectories(self) -> int:
-        """Of a group with roc.enabled."""
+        """The number of trajectories that are kept of a group with roc.enabled."""
         return self.roc.keep or self.rl.rollouts // 2
 
     @property
     def resolved_evaluation_sets(self) -> tuple[EvaluationSetConfig, ...]:
-        """With their tasks and numbers of questions. Without [[evaluation.sets]] one per task, with the name ""."""
+        """The sets with their tasks and numbers of questions. Without [[evaluation.sets]]: one per task, named ""."""
         options = self.evaluation
         if not options.sets:
             return tuple(
@@ -164,24 +164,24 @@ class RunConfig(Section, frozen=True):
 
     @property
     def evaluation_sampling(self) -> Sampling:
-        """Sampling of sampled evaluations."""
+        """The sampling of sampled evaluations."""
         return self.evaluation.sampling or self.sampling
 
     @property
     def success(self) -> SuccessRule:
-        """Decides on correct answers: in evaluations, and on RoC's positives."""
+        """The rule for correct answers in evaluations, and for RoC's positives."""
         text = self.evaluation.success
         return parse_success(text) if text else SuccessRule(limit=self.roc.positive_above)
 
     @property
     def num_weight_versions(self) -> int:
-        """Versions of the weights in shared memory. An evaluation holds the engines' version, while the learner
-        publishes `rl.max_staleness` + 1 further versions."""
+        """The number of versions of the weights in shared memory. An evaluation holds the engines' version, while the
+        learner publishes `rl.max_staleness` + 1 further versions."""
         return max(2, self.rl.max_staleness + (2 if any(self.evaluation.intervals) else 1))
 
     @property
     def acceptance(self) -> Acceptance:
-        """reward.accept, which all tasks share."""
+        """The value of reward.accept, which all tasks share."""
         return self.resolved_tasks[0].get_reward().accept
 
     @property
@@ -201,7 +201,7 @@ class RunConfig(Section, frozen=True):
 
     @property
     def sequence_tokens(self) -> int:
-        """Maximum length of any trajectory, in training and in evaluations: engines hold it, the learner does not."""
+        """Maximum length of a trajectory in training or evaluation: engines support it, the learner need not."""
         return max(task.get_dialogue().prompt_tokens + self.limit_response(task) for task in self.resolved_tasks)
 
     @property
@@ -212,7 +212,7 @@ class RunConfig(Section, frozen=True):
         return f"dialogue.prompt_tokens + {longer}response_tokens"
 
     def limit_response(self, task: TaskConfig) -> int:
-        """Limit of any response of the task. Training has none with evaluation.only, and evaluations need questions."""
+        """Return the limit of the task's responses in training (unless evaluation.only) and in evaluations, if any."""
         trained, evaluated = task.get_dialogue().response_tokens, self.limit_evaluated_response(task)
         if self.evaluation.only:
             return evaluated
@@ -320,7 +320,7 @@ def _require_no_cold_start(sft: SftConfig, learner: LearnerConfig) -> None:
 
 
 def _require_stale_correction(rl: RlConfig, learner: LearnerConfig, engine_dtype: str) -> None:
-    """Raise ValueError if the loss takes tokens of earlier weights for tokens of the present ones."""
+    """Raise ValueError if the loss treats tokens of earlier weights as tokens of the current weights."""
     resolved = learner.resolve_auto(engine_dtype).loss
     is_corrected = resolved.old_logprobs == "engine" or resolved.correction != "none"
     require(

@@ -1,4 +1,4 @@
-"""Tables of the configuration: base class, checks, and access to keys by path."""
+"""Tables of the configuration: their base class, checks, and access to keys by path."""
 
 import difflib
 import functools
@@ -25,11 +25,11 @@ FilePath = Annotated[str, Meta(extra={"is_path": True})]
 # "package.module:name", or "file.py:name" with a path as in FilePath (asterism.configs.import_path).
 ImportPath = Annotated[str, Meta(extra={"is_import_path": True})]
 
-_MIN_FOREIGN_SIMILARITY = 0.7  # of a key in another table, for a suggestion
-# Keys of the file, not of the schema.
+_MIN_FOREIGN_SIMILARITY = 0.7  # similarity of a key in another table, for a suggestion
+# Keys of the file that the schema lacks.
 PRESET_KEY = "preset"
-STAGES_KEY = "stages"  # tables of stages: configs.stages
-STAGE_KEY = "stage"  # the name of one of them
+STAGES_KEY = "stages"  # tables of stages (asterism.configs.loading.stage_layers)
+STAGE_KEY = "stage"  # name of the stage to load
 _FILE_KEYS = [PRESET_KEY, STAGES_KEY, STAGE_KEY]
 
 
@@ -64,7 +64,7 @@ def require_choice(key: str, value: str, choices: Collection[str]) -> None:
 
 
 def find_section(annotation: object) -> type[msgspec.Struct] | None:
-    """The Struct in `Struct` or `Struct | None`; None for the annotation of a value."""
+    """Return the Struct in `Struct` or `Struct | None`; None for the annotation of a value."""
     for candidate in (annotation, *get_args(annotation)):
         if isinstance(candidate, type) and issubclass(candidate, msgspec.Struct):
             return candidate
@@ -73,17 +73,17 @@ def find_section(annotation: object) -> type[msgspec.Struct] | None:
 
 @functools.cache  # msgspec recompiles the annotations on each call
 def get_field_types(section: type[msgspec.Struct]) -> Mapping[str, Any]:
-    """Key -> annotation, in the schema's order."""
+    """Return the annotations by key, in the schema's order."""
     return {field.encode_name: field.type for field in msgspec.structs.fields(section)}
 
 
 def is_table_array(annotation: object) -> bool:
-    """Whether the key is an array of tables, such as [[tasks]]."""
+    """Return whether the key is an array of tables, such as [[tasks]]."""
     return get_origin(annotation) is tuple and find_section(annotation) is not None
 
 
 def find_annotation(root: type[Section], path: Sequence[str]) -> object | None:
-    """The annotation of the key at `path` below `root`; None for an unknown key.
+    """Return the annotation of the key at `path` below `root`; None for an unknown key.
 
     A table of an array takes one element of the path: its index or its name.
     """
@@ -101,25 +101,24 @@ def find_annotation(root: type[Section], path: Sequence[str]) -> object | None:
 
 
 def format_path(path: Sequence[str]) -> str:
-    """`tasks[0].weight` for ("tasks", "0", "weight")."""
+    """Return `tasks[0].weight` for ("tasks", "0", "weight")."""
     return re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", ".".join(path))
 
 
 def is_string(annotation: object) -> bool:
-    """Whether the key takes a string, possibly restricted to a few values."""
+    """Return whether the key takes a string, possibly restricted to a few values."""
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     return annotation is str or (get_origin(annotation) is Literal and isinstance(get_args(annotation)[0], str))
 
 
 def is_path(annotation: object, value: str) -> bool:
-    """Whether the value is, or begins with, the path of a file."""
+    """Return whether the value is, or begins with, the path of a file."""
     return annotation == FilePath or (annotation == ImportPath and value.rpartition(":")[0].endswith(".py"))
 
 
 def find_nearest_keys(root: type[Section], path: Sequence[str]) -> list[str]:
-    """Full paths of the valid keys that are most similar to `path`; several if tables share the
-    key's name.
+    """Return the paths of the valid keys that are most similar to `path`; several if tables share the key's name.
 
     A similar key of the same table takes precedence, then those of its inner tables.
     """

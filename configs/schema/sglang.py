@@ -10,7 +10,7 @@ from asterism.configs.engines.weight_transfers import WEIGHT_TRANSFERS
 from asterism.configs.schema.schema_tree import Port, PositiveFloat, PositiveInt, Section, require, require_choice
 
 PORTS_PER_SERVER = 10
-SPARE_TOKENS = 8  # of a server's context length, unusable for sequences
+SPARE_TOKENS = 8  # part of a server's context length that sequences cannot use
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 _RESERVED_FLAGS = ("--model-path", "--model", "--host", "--port", "--weight-version")
 
@@ -19,22 +19,18 @@ class SGLangConfig(Section, frozen=True):
     python: str = ""  # interpreter with SGLang installed; empty: the run's interpreter
     # Base URLs of running servers, one per engine; empty: the run starts its servers.
     external_urls: tuple[str, ...] = ()
-    port: Port = 31_000  # of the first engine's server, on the loopback interface; each server takes 10
+    port: Port = 31_000  # first server's port on the loopback interface; each server uses 10 ports
     tensor_parallel: PositiveInt = 1  # GPUs that share one copy of the model
     data_parallel: PositiveInt = 1  # copies of the model in one server
-    memory_share: Annotated[float, Meta(gt=0, lt=1)] = (
-        0.85  # of a GPU, for weights and KV cache, if engine.kv_tokens = 0
-    )
+    memory_share: Annotated[float, Meta(gt=0, lt=1)] = 0.85  # GPU share for weights and cache if engine.kv_tokens = 0
     arguments: tuple[str, ...] = ()  # further command-line arguments; they override those derived from [engine]
     environment: dict[str, str] = {}  # noqa: RUF012  # further variables of the server; msgspec copies the dict
-    colocate: bool = False  # on the learner's GPUs: a server releases its memory while the learner computes
-    startup_timeout_s: PositiveFloat = 900.0  # for the start of a server
-    request_timeout_s: PositiveFloat = 600.0  # for one turn
-    health_timeout_s: PositiveFloat = (
-        10.0  # per request of /ready; after three timeouts in a row the server counts as dead
-    )
-    weights: str = "disk"  # disk, tensor, group or ipc: transfer of new weights: docs/sglang.md
-    group_backend: Literal["gloo", "nccl"] = "gloo"  # of weights = "group"
+    colocate: bool = False  # use the learner's GPUs: a server releases its memory while the learner computes
+    startup_timeout_s: PositiveFloat = 900.0  # time limit of the start of a server
+    request_timeout_s: PositiveFloat = 600.0  # time limit of one turn
+    health_timeout_s: PositiveFloat = 10.0  # timeout of /ready; after three in a row the server counts as dead
+    weights: str = "disk"  # transfer of new weights: disk, tensor, group or ipc: docs/sglang.md
+    group_backend: Literal["gloo", "nccl"] = "gloo"  # torch backend of weights = "group"
     bucket_mib: PositiveInt = 512  # size of one part of a weight transfer
 
     def __post_init__(self) -> None:
@@ -61,7 +57,7 @@ class SGLangConfig(Section, frozen=True):
 
     @property
     def remote_external_urls(self) -> tuple[str, ...]:
-        """External URLs that reach the same server from every node."""
+        """The external URLs that reach the same server from every node."""
         return tuple(url for url in self.external_urls if urlsplit(url).hostname not in _LOOPBACK_HOSTS)
 
 

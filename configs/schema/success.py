@@ -1,4 +1,4 @@
-"""evaluation.success: which trajectories count as correct answers. docs/rewards.md has the rules."""
+"""Parses evaluation.success, the rule for correct answers. docs/rewards.md explains the rules."""
 
 import math
 import operator
@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-REWARD = "reward"  # in evaluation.success: the weighted sum
+REWARD = "reward"  # name of the weighted sum in evaluation.success
 _COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {">": operator.gt, ">=": operator.ge}
 _RULE = re.compile(r"\s*([A-Za-z_][\w.]*)\s*(?:(>=|>)\s*([+-]?[\d.]+(?:[eE][+-]?\d+)?)\s*)?")
 _FORMS = 'expected the name of a component ("correct"), or a lower limit ("correct >= 1", "reward > 0.5")'
 
 
 class SuccessRule(msgspec.Struct, frozen=True):
-    """A lower limit of the reward or of one component. A trajectory without the component is no success."""
+    """A lower limit of the reward or of one component. A trajectory without this component is not correct."""
 
-    name: str = REWARD  # of a component, or REWARD
+    name: str = REWARD  # name of a component, or REWARD
     comparison: str = ">"
     limit: float = 0.0
 
@@ -29,7 +29,7 @@ class SuccessRule(msgspec.Struct, frozen=True):
 
 
 def parse_success(text: str) -> SuccessRule:
-    """A component without a limit must be at least 1. Raises ValueError."""
+    """Parse a rule; a component without a limit must be at least 1. Raises ValueError."""
     found = _RULE.fullmatch(text)
     if found is None:
         raise ValueError(f'success = "{text}" is no criterion; {_FORMS}')

@@ -19,7 +19,7 @@ from asterism.configs.schema.schema_tree import (
 )
 
 Acceptance = Literal["number", "expression", "any"]
-GRADER_COMPONENT = "correct"  # of the grader, if there are no reward functions
+GRADER_COMPONENT = "correct"  # component of the grader, without reward functions
 
 
 class RewardConfig(Section, frozen=True):
@@ -27,10 +27,10 @@ class RewardConfig(Section, frozen=True):
     # "any" that math-verify finds equal, such as the restated question (docs/grading.md).
     accept: Acceptance = "number"
     # Reward functions by name, such as {format = "rewards.py:score_format"}; "math" is the grader (docs/rewards.md).
-    # Without any, the reward is that of the grader: 1 for a correct answer, else 0.
+    # Without functions, the grader's reward: 1 for a correct answer, else 0.
     functions: dict[str, ImportPath] = {}  # noqa: RUF012  # msgspec copies the dict
-    weights: dict[str, SignedFloat] = {}  # noqa: RUF012  # of components by name; the others have 1
-    time_limit_s: PositiveFloat = 60.0  # of a call of a reward function
+    weights: dict[str, SignedFloat] = {}  # noqa: RUF012  # weights of components by name; other components have 1
+    time_limit_s: PositiveFloat = 60.0  # time limit of a call of a reward function
 
     def __post_init__(self) -> None:
         for name in self.functions:
@@ -40,32 +40,32 @@ class RewardConfig(Section, frozen=True):
 class TaskConfig(Section, frozen=True, kw_only=True):
     """Rows of data, and the tools, environment or dialogue that they are solved with."""
 
-    name: TaskName  # in metrics and logs
+    name: TaskName  # name of the task in metrics and logs
     # Tool functions, an environment or a dialogue; empty: only the tools of [dialogue] (docs/tasks.md).
     import_path: ImportPath = msgspec.field(name="import", default="")
     data: FilePath  # training rows
     test: FilePath = ""  # rows for evaluations; empty: none
     weight: PositiveFloat = 1.0  # share of the groups, relative to the other tasks
     parameters: dict[str, Any] = {}  # noqa: RUF012  # arguments of the environment's or the dialogue's constructor
-    call_limit_s: PositiveFloat = 30.0  # of a call of a tool, `reset`, `step` and `get_reward`
-    processes: PositiveInt = 1  # per executor, each with its part of the instances
-    python: FilePath = ""  # interpreter of these processes, with the task's packages; empty: that of the run
+    call_limit_s: PositiveFloat = 30.0  # time limit of a tool call, and of a call of `reset`, `step` and `get_reward`
+    processes: PositiveInt = 1  # processes per executor, each with its part of the instances
+    python: FilePath = ""  # interpreter of these processes, with the task's packages; empty: the run's
     variables: dict[str, str] = {}  # noqa: RUF012  # environment variables of these processes
     dialogue: DialogueConfig | None = None  # keys of [dialogue] that differ for this task
     reward: RewardConfig | None = None  # keys of [reward] that differ for this task
 
     @property
     def key_prefix(self) -> str:
-        """Of the task's keys in messages."""
+        """The prefix of the task's keys in messages."""
         return f"tasks.{self.name}." if self.name else ""
 
     def get_dialogue(self) -> DialogueConfig:
-        """Of a task of RunConfig.resolved_tasks."""
+        """Return the dialogue of a task of RunConfig.resolved_tasks."""
         assert self.dialogue is not None
         return self.dialogue
 
     def get_reward(self) -> RewardConfig:
-        """Of a task of RunConfig.resolved_tasks."""
+        """Return the reward of a task of RunConfig.resolved_tasks."""
         assert self.reward is not None
         return self.reward
 
@@ -89,7 +89,7 @@ def check_tasks(tasks: tuple[TaskConfig, ...]) -> None:
 
 
 def may_have_component(task: TaskConfig, name: str) -> bool:
-    """Whether a trajectory can have it. Environments and dialogues name components of their own."""
+    """Return whether a trajectory can have the component; environments and dialogues name their own."""
     functions = task.get_reward().functions
     names = functions or ((GRADER_COMPONENT,) if not task.import_path else ())
     is_metric = name.partition(".")[0] in functions  # a function adds metrics as FUNCTION.METRIC
@@ -97,7 +97,7 @@ def may_have_component(task: TaskConfig, name: str) -> bool:
 
 
 def _check_weights(task: TaskConfig) -> None:
-    """Without an import path, all components are functions; an environment has further ones."""
+    """Check that each weight has a function, or that the task can have further components."""
     reward = task.get_reward()
     unknown = [name for name in reward.weights if name not in reward.functions and not task.import_path]
     where = f'tasks: "{task.name}": reward.weights' if task.name else "reward.weights"

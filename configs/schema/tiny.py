@@ -1,6 +1,6 @@
 """[tiny]: the demo's generated questions, dialogues, tokenizer and model.
 
-docs/experiments.md compares runs after other mixtures of dialogues, and runs of the other architectures.
+docs/experiments.md compares runs with other mixtures of dialogues, and with the other architectures.
 """
 
 from typing import Literal
@@ -11,13 +11,13 @@ from asterism.configs.errors import UnusableInput
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.configs.schema.schema_tree import NonNegativeFloat, PositiveInt, Section, require
 
-DEMO_TOOL = "jupyter_code"  # the only one of the demo's dialogues
-STOP_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|im_start|>", "</answer>", "</tool_call>")  # of the tokenizer
+DEMO_TOOL = "jupyter_code"  # only tool of the demo's dialogues
+STOP_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|im_start|>", "</answer>", "</tool_call>")  # tokens of the demo
 _NUM_LISTED = 3
 
 
 class BehaviorShares(Section, frozen=True):
-    """Relative frequencies of the behaviors in the cold start's dialogues; their sum is arbitrary.
+    """Relative frequencies of the behaviors in the cold start's dialogues; their sum can be any number.
 
     With the defaults, wrong dialogues outnumber right ones, so that RL has something left to teach. Plain GRPO rewards a
     repaired call as much as a clean one. To show this, "repaired" is more frequent than "clean", and failing code before a
@@ -43,14 +43,14 @@ class TinyConfig(Section, frozen=True):
     num_train_questions: PositiveInt = 4096  # generated training questions
     num_test_questions: PositiveInt = 512  # generated test questions
     num_sft_dialogues: PositiveInt = 16_000  # generated dialogues for the cold start
-    behaviors: BehaviorShares = BehaviorShares()  # in the dialogues
-    architecture: Literal["qwen3", "qwen2", "llama"] = "qwen3"  # of the model: the model_type of transformers
-    num_layers: PositiveInt = 2  # of the model
-    hidden_size: PositiveInt = 128  # of the model
+    behaviors: BehaviorShares = BehaviorShares()  # behaviors in the generated dialogues
+    architecture: Literal["qwen3", "qwen2", "llama"] = "qwen3"  # transformers' model_type of the model
+    num_layers: PositiveInt = 2  # layers of the model
+    hidden_size: PositiveInt = 128  # width of the model
     num_heads: PositiveInt = 4  # query heads
     num_kv_heads: PositiveInt = 2  # key and value heads
-    head_dim: PositiveInt = 32  # of each head
-    intermediate_size: PositiveInt = 384  # of the feed-forward layers
+    head_dim: PositiveInt = 32  # dimension of each head
+    intermediate_size: PositiveInt = 384  # width of the feed-forward layers
 
 
 def check_demo_dialogue(dialogue: DialogueConfig) -> None:

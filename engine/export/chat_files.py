@@ -1,5 +1,5 @@
-"""The files with which other programs chat with a trained model as the run did: tokenizer, chat template, generation
-config, and `asterism.json`, which `asterism serve` reads."""
+"""Writes the files with which other programs chat with a trained model as the run did: tokenizer, chat template,
+generation config, and `asterism.json`, which `asterism serve` reads."""
 
 import json
 from collections.abc import Mapping
@@ -35,13 +35,13 @@ _STALE_FILES = ("special_tokens_map.json", "added_tokens.json")  # tokenizer.jso
 
 
 class ChatParsers(NamedTuple):
-    """Names in SGLang; empty: none fits."""
+    """Names of SGLang's parsers; empty: no parser fits."""
 
     calls: str = ""
     reasoning: str = ""
 
 
-_FAMILY_PARSERS: Mapping[str, ChatParsers] = {  # by renderer
+_FAMILY_PARSERS: Mapping[str, ChatParsers] = {  # parsers by renderer
     "qwen3": ChatParsers("qwen25", "qwen3"),
     "prime-qwen3": ChatParsers("qwen25", "qwen3"),
     "qwen3-vl": ChatParsers("qwen25", "qwen3"),
@@ -60,10 +60,10 @@ _FAMILY_PARSERS: Mapping[str, ChatParsers] = {  # by renderer
 class ServingFacts(msgspec.Struct, frozen=True):
     """The content of `asterism.json`."""
 
-    tool_call_parser: str  # of SGLang; empty: the run has no tools, or no parser fits its format
-    reasoning_parser: str  # of SGLang; empty: no parser fits
-    context_tokens: int  # longest dialogue of the run
-    tools: list[dict[str, Any]]  # as a request names them
+    tool_call_parser: str  # name in SGLang; empty: the run has no tools, or no parser fits its format
+    reasoning_parser: str  # name in SGLang; empty: no parser fits
+    context_tokens: int  # tokens of the run's longest dialogue
+    tools: list[dict[str, Any]]  # JSON schemas, as in a request
 
 
 class ServedChat(NamedTuple):
@@ -75,7 +75,7 @@ class ServedChat(NamedTuple):
 
 
 def build_served_chat(run: RunConfig, task: TaskConfig, description: TaskDescription, source: Path) -> ServedChat:
-    """`source`: the folder of the tokenizer, with config.json. Raises UnusableInput."""
+    """Build the files of a task's chat. `source`: the tokenizer's folder, with config.json. Raises UnusableInput."""
     model_type = read_json_object(source / "config.json").get("model_type", "")
     tokenizer, config = load_tokenizer(source), task.get_dialogue()
     renderer = build_renderer(config, description, tokenizer)
@@ -104,8 +104,8 @@ def build_served_chat(run: RunConfig, task: TaskConfig, description: TaskDescrip
 
 
 def build_checkpoint_chat(run: RunConfig, folder: RunFolder, source: Path) -> ServedChat | None:
-    """Of the first task. None with a renderer: a checkpoint keeps the files of the initial model, which may lack a template.
-    Raises UnusableInput."""
+    """Build the files of the first task's chat, or return None with a renderer: a checkpoint keeps the files of the
+    initial model, which may lack a template. Raises UnusableInput."""
     task = run.resolved_tasks[0]
     if task.get_dialogue().renderer:
         return None
@@ -113,7 +113,7 @@ def build_checkpoint_chat(run: RunConfig, folder: RunFolder, source: Path) -> Se
 
 
 def write_chat_files(folder: Path, chat: ServedChat) -> None:
-    """Into a transformers folder that has config.json and the files of the tokenizer. Raises OSError."""
+    """Write into a transformers folder that has config.json and the tokenizer's files. Raises OSError."""
     if chat.tokenizer is not None:
         _write_json(folder / "tokenizer.json", chat.tokenizer, indent=None)
         for name in _STALE_FILES:
@@ -130,7 +130,7 @@ def write_chat_files(folder: Path, chat: ServedChat) -> None:
 
 
 def read_serving_facts(folder: Path) -> ServingFacts | None:
-    """None: `asterism export` has not written this folder. Raises UnusableInput for an unreadable file."""
+    """Return the facts, or None without the file of `asterism export`. Raises UnusableInput if it is unreadable."""
     path = folder / SERVING_FILE
     check_file(path)
     try:
@@ -140,7 +140,7 @@ def read_serving_facts(folder: Path) -> ServingFacts | None:
 
 
 def _choose_parsers(config: DialogueConfig, dialogue: DialogueFormat) -> ChatParsers:
-    """Without a prefill in <think> no parser of SGLang fits the reasoning of ChatML runs."""
+    """Choose parsers. Without a prefill in <think> no parser of SGLang fits the reasoning of ChatML runs."""
     if config.renderer:
         parsers = _FAMILY_PARSERS.get(config.renderer, ChatParsers())
     else:
@@ -150,17 +150,17 @@ def _choose_parsers(config: DialogueConfig, dialogue: DialogueFormat) -> ChatPar
 
 
 def _has_reasoning(parser: str, template: str, parameters: Mapping[str, Any]) -> bool:
-    """If not, SGLang's parsers would take a response without `</think>` for reasoning."""
+    """Return whether responses have reasoning: if not, a parser would treat one without `</think>` as reasoning."""
     if False in (parameters.get("enable_thinking"), parameters.get("thinking")):
         return False
     return parser == "gpt-oss" or "<think>" in template
 
 
 def _build_generation_config(run: RunConfig, task: TaskConfig, stop_ids: list[int], vocab_size: int) -> dict[str, Any]:
-    """Sampled and limited as the evaluations of the run.
+    """Return the sampling and the limits of the run's evaluations.
 
-    A `top_k` of all tokens: transformers takes 50 for an absent one, and SGLang refuses 0. transformers refuses a
-    temperature of 0 with `do_sample`.
+    `top_k` is explicit even for all tokens: without it transformers uses 50, and SGLang refuses 0. Greedy sampling
+    has no `do_sample`, with which transformers refuses a temperature of 0.
     """
     sampling = run.evaluation_sampling
     return {
@@ -183,13 +183,13 @@ def _read_tokenizer_config(source: Path) -> dict[str, Any]:
 
 
 def _read_family_template(source: Path) -> str:
-    """Raises UnusableInput for a tokenizer without a template."""
+    """Read the tokenizer's template. Raises UnusableInput if there is none."""
     file, config = source / "chat_template.jinja", source / "tokenizer_config.json"
     if file.exists():
         check_file(file)
         return file.read_text(encoding="utf-8")
     found = read_json_object(config).get("chat_template") if config.exists() else None
-    if isinstance(found, list):  # several templates by name
+    if isinstance(found, list):  # several templates, each with a name
         named = {each["name"]: each["template"] for each in cast(list[dict[str, str]], found)}
         found = named.get("default")
     if not isinstance(found, str):

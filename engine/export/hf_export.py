@@ -93,7 +93,7 @@ def group_by_size(shapes: Shapes, element_bytes: int, max_bytes: int) -> list[tu
 
 
 def write_shard(folder: Path, shard: WeightShard, shapes: Shapes, dtype: torch.dtype, read: WeightReader) -> None:
-    """Write a shard, of which at most BUCKET_BYTES are read at once. Raises OSError."""
+    """Write a shard; at most BUCKET_BYTES are read at once. Raises OSError."""
     of_shard = {name: shapes[name] for name in shard.names}
     with (folder / shard.file_name).open("wb") as file:
         file.write(_encode_header(of_shard, dtype))

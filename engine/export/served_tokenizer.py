@@ -1,4 +1,4 @@
-"""The tokenizer of an exported model: encodes a rendered chat template to the token ids of the run.
+"""Builds the tokenizer of an exported model: it encodes a rendered chat template to the token ids of the run.
 
 The run encodes a dialogue piece by piece, and untrusted text without special tokens. The chat template has marks of two
 private characters each, which the exported tokenizer removes:
@@ -20,12 +20,12 @@ from asterism.engine.model.weight_files import read_json_object
 from asterism.policies.dialogue.chat_template import TemplateMarks
 
 BOUNDARY, HIDDEN = "\ue0f0\ue0f2", "\ue0f0\ue0f1"
-BOUNDARY_LITERAL = json.dumps(BOUNDARY)  # in a chat template
+BOUNDARY_LITERAL = json.dumps(BOUNDARY)  # BOUNDARY as a literal of a chat template
 _DEFAULT_CONFIG: Mapping[str, Any] = {"clean_up_tokenization_spaces": False}
-# Loads tokenizer.json as it is; classes such as Qwen2Tokenizer build a tokenizer of their own.
+# A class that loads tokenizer.json as it is; classes such as Qwen2Tokenizer build another tokenizer.
 _CLASS = "PreTrainedTokenizerFast"
-# For these architectures transformers 5 ignores `tokenizer_class` and loads Qwen2Tokenizer, unless the folder has a class
-# of its own. It does not import that class without `trust_remote_code`, but loads tokenizer.json.
+# For these architectures transformers 5 ignores `tokenizer_class` and loads Qwen2Tokenizer, unless the folder has its
+# own class. It imports that class only with `trust_remote_code`, but without it loads tokenizer.json.
 _REPLACED_TYPES = ("qwen2",)
 CLASS_FILE = "tokenization_asterism.py"
 CLASS_CODE = """\
@@ -36,16 +36,16 @@ class AsterismTokenizer(PreTrainedTokenizerFast):
     \"""Loads tokenizer.json as it is.\"""
 """
 
-TokenizerFields = Mapping[str, Any]  # of tokenizer.json
+TokenizerFields = Mapping[str, Any]  # content of tokenizer.json
 
 
 def find_marks(tokenizer: FastTokenizer, fields: TokenizerFields) -> TemplateMarks:
-    """`fields`: of the tokenizer's file."""
+    """Return the marks for chat templates. `fields`: content of tokenizer.json."""
     added = {token["id"]: token for token in fields.get("added_tokens", ())}
     whole = {token_id for token_id, token in added.items() if not (token["lstrip"] or token["rstrip"])}
 
     def between(before: str, after: str) -> str:
-        """No mark next to an added token, at which every tokenizer splits the text."""
+        """Return BOUNDARY, or no mark next to an added token, at which every tokenizer splits the text."""
         ends = tokenizer.encode(before, trusted=True)[-1:] + tokenizer.encode(after, trusted=True)[:1]
         return "" if whole & set(ends) else BOUNDARY
 
@@ -53,7 +53,7 @@ def find_marks(tokenizer: FastTokenizer, fields: TokenizerFields) -> TemplateMar
 
 
 def _list_hidden(added: Any) -> list[tuple[str, str]]:
-    """A replacement for the start of each special text: the shortest start that no ordinary added text contains."""
+    """Replace the start of each special text: the shortest start that no ordinary added text contains."""
     special = [token["content"] for token in added if _is_protected(token)]
     ordinary = [token["content"] for token in added if not _is_protected(token)]
     starts: dict[str, str] = {}
@@ -65,7 +65,7 @@ def _list_hidden(added: Any) -> list[tuple[str, str]]:
 
 
 def _is_protected(token: Mapping[str, Any]) -> bool:
-    """As asterism.engine.model.tokenizer marks them special in untrusted text."""
+    """Return whether asterism.engine.model.tokenizer marks this token as special in untrusted text."""
     return token["special"] or _is_tag(token["content"])
 
 
@@ -74,12 +74,12 @@ def _is_tag(text: str) -> bool:
 
 
 def build_served_tokenizer(fields: TokenizerFields, visible: Sequence[str], *, has_boundaries: bool) -> dict[str, Any]:
-    """`fields` with the steps that remove marks. `visible`: tags that a decoded text keeps, although it omits special
-    tokens, because a client parses them. A second call changes nothing."""
+    """Return `fields` with steps that remove marks. `visible`: tags that a decoded text keeps without special tokens,
+    because a client parses them. A second call changes nothing."""
     served: dict[str, Any] = json.loads(json.dumps(fields))
     for token in served.get("added_tokens", ()):
         if _is_protected(token):
-            token["normalized"] = False  # found before the normalizer removes HIDDEN
+            token["normalized"] = False  # the token is found before the normalizer removes HIDDEN
         if token["content"] in visible and _is_tag(token["content"]):
             token["special"] = False
     hidden = {"type": "Replace", "pattern": {"String": HIDDEN}, "content": ""}
@@ -91,13 +91,13 @@ def build_served_tokenizer(fields: TokenizerFields, visible: Sequence[str], *, h
 
 
 def _prepend(step: Mapping[str, Any], present: Mapping[str, Any] | None, key: str) -> dict[str, Any]:
-    """A sequence that begins with `step`."""
+    """Return a sequence that begins with `step`."""
     steps = [] if present is None else present[key] if present["type"] == "Sequence" else [present]
     return {"type": "Sequence", key: [step, *(each for each in steps if each != step)]}
 
 
 def build_tokenizer_config(source: Path, model_type: str, visible: Sequence[str], stop_token: str) -> dict[str, Any]:
-    """tokenizer_config.json: that of `source`, without its chat template."""
+    """Return the content of tokenizer_config.json in `source`, without its chat template."""
     path = source / "tokenizer_config.json"
     fields: dict[str, Any] = read_json_object(path) if path.exists() else dict(_DEFAULT_CONFIG)
     for token in (fields.get("added_tokens_decoder") or {}).values():

@@ -1,1 +1,1 @@
-"""Requests to inference servers over HTTP, for every kind of engine that is a server."""
+"""Sends requests over HTTP to inference servers, for every kind of engine that is a server."""

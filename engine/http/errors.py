@@ -1,6 +1,6 @@
-"""Errors of requests to an inference server, and the errors that a server's response describes.
+"""Defines the errors of requests to an inference server, and parses the errors in its responses.
 
-EngineFailure            of asterism.engine.contract
+EngineFailure            base class, in asterism.engine.contract
   ServerUnreachable      connection refused or broken; `request_sent`: the server may have received the request
   ServerTimeout          no response within the timeout
   ServerStatusError      an HTTP status other than 200, with the server's message
@@ -26,7 +26,7 @@ class ServerTimeout(EngineFailure):
 
 class ServerStatusError(EngineFailure):
     def __init__(self, path: str, status: int, message: str, retry_after_s: float = 0.0) -> None:
-        """`retry_after_s`: for which the server asks to wait."""
+        """`retry_after_s`: the time that the server asks to wait."""
         super().__init__(f"the server refused {path}: {status} {message}")
         self.status, self.message, self.retry_after_s = status, message, retry_after_s
 
@@ -37,7 +37,7 @@ class InvalidResponse(EngineFailure):
 
 class _ErrorDetail(msgspec.Struct):
     message: str = ""
-    code: int | str | None = None  # a status; OpenAI's API has names
+    code: int | str | None = None  # a status, or a name in OpenAI's API
 
 
 class _ErrorResponse(msgspec.Struct):
@@ -48,10 +48,10 @@ class _ErrorResponse(msgspec.Struct):
 
 
 def parse_error(content: bytes) -> tuple[int | None, str] | None:
-    """The error's status, if included, and its message; None if the content is not an error."""
+    """Return the error's status, if included, and its message; None if the content is not an error."""
     try:
         response = msgspec.json.decode(content, type=_ErrorResponse)
-    except ValueError:  # also of UTF-8
+    except ValueError:  # invalid JSON or UTF-8
         return None
     match response.error:
         case _ErrorDetail(message=message, code=code):

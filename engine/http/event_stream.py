@@ -20,16 +20,16 @@ class EventTooLong(ValueError):
 class ServerSentEvent(NamedTuple):
     """`data`: the `data` fields, joined by line feeds; not decoded, because JSON decoders read bytes."""
 
-    kind: bytes  # of the field `event`; empty without one
+    kind: bytes  # value of the field `event`; empty without this field
     data: bytes
 
 
 class EventReader:
-    """Reads the events of one stream. An event without the empty line behind it is discarded."""
+    """Reads the events of one stream. The reader discards an event without an empty line behind it."""
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max_bytes = max_event_bytes
-        self._line = bytearray()  # a line without its end, which has not arrived
+        self._line = bytearray()  # the beginning of a line whose end has not arrived
         self._kind, self._data, self._data_bytes = b"", list[bytes](), 0
         self._is_first_line, self._follows_cr = True, False
 
@@ -57,7 +57,7 @@ class EventReader:
                 yield event
 
     def _add_field(self, line: bytes) -> None:
-        """A comment has an empty name."""
+        """Add a field to the event; a comment is a field with an empty name."""
         name, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if name == b"data":
@@ -67,7 +67,7 @@ class EventReader:
             self._kind = value
 
     def _end_event(self) -> ServerSentEvent | None:
-        """Return None for an event without data, which the specification does not dispatch."""
+        """Return the event, or None for an event without data, which the specification does not dispatch."""
         event = ServerSentEvent(self._kind, b"\n".join(self._data)) if self._data else None
         self._kind, self._data, self._data_bytes = b"", [], 0
         return event

@@ -1,4 +1,4 @@
-"""HTTP requests to one inference server: pooled connections, timeouts, retried GETs, typed errors."""
+"""Sends HTTP requests to one inference server: pooled connections, timeouts, retried GETs, typed errors."""
 
 import asyncio
 import io
@@ -20,7 +20,7 @@ from asterism.engine.http.event_stream import EventReader, EventTooLong, ServerS
 
 CONNECT_TIMEOUT_S = 10.0
 KEEPALIVE_S = 2.0  # less than the 5 s after which the server closes an idle connection
-STREAM_END_S = 2.0  # from the last piece of an answer to the end of its response
+STREAM_END_S = 2.0  # time from the last piece of an answer to the end of its response
 _STREAM_END = b"[DONE]"
 _EVENT_STREAM = "text/event-stream"
 _JSON_HEADERS = {"Content-Type": "application/json"}
@@ -34,7 +34,7 @@ class HttpSession:
         retry_delays_s: Sequence[float],
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """`headers`: of each request, such as an authorization."""
+        """`headers`: headers of each request, such as an authorization."""
         self._headers = {**_JSON_HEADERS, **(headers or {})}
         self.base_url = base_url.rstrip("/")
         self._request_timeout_s, self._retry_delays_s = request_timeout_s, retry_delays_s
@@ -46,7 +46,7 @@ class HttpSession:
             await session.close()
 
     async def get(self, path: str) -> bytes:
-        """Retries if the connection is refused or breaks."""
+        """Return the response's body. Retries if the connection is refused or breaks."""
         for wait_s in self._retry_delays_s:
             try:
                 return await self._request("GET", path)
@@ -60,7 +60,7 @@ class HttpSession:
     async def send(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float | None = None
     ) -> tuple[int, bytes]:
-        """The status, whatever it is, and the response's body."""
+        """Return the status, which may be an error, and the response's body."""
         timeout_s = timeout_s or self._request_timeout_s
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         content = None if body is None else io.BytesIO(msgspec.json.encode(body))  # sent in pieces, unlike bytes
@@ -72,7 +72,7 @@ class HttpSession:
 
     @asynccontextmanager
     async def stream(self, path: str, body: bytes) -> AsyncGenerator["StreamedResponse"]:
-        """Raises ServerStatusError for a status other than 200. The timeout is per piece."""
+        """Yield the response as a stream. Raises ServerStatusError except for status 200. The timeout is per piece."""
         timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, sock_read=self._request_timeout_s)
         with _translate_errors(path, self._request_timeout_s):
             async with self._get_session().post(path, data=body, headers=self._headers, timeout=timeout) as response:
@@ -95,19 +95,19 @@ class HttpSession:
 
 
 class StreamedResponse:
-    """The JSON of a response: of each of its events, or of a response that is no event stream."""
+    """The JSON texts of a response: one for each of its events, or one for a response that is no event stream."""
 
     def __init__(self, path: str, response: aiohttp.ClientResponse) -> None:
         self._path, self._response = path, response
         self._end_deadline: float | None = None
 
     def expect_end(self) -> None:
-        """Declare the answer complete: from now on the end may break off, or take STREAM_END_S and no longer."""
+        """Declare the answer complete: from now on the connection may break, and the end takes at most STREAM_END_S."""
         if self._end_deadline is None:
             self._end_deadline = asyncio.get_running_loop().time() + STREAM_END_S
 
     async def iter_json(self) -> AsyncGenerator[bytes]:
-        """Up to [DONE] or the end of the response; the caller judges whether the answer is complete.
+        """Yield JSON up to [DONE] or the end of the response; the caller checks whether the answer is complete.
 
         Reads to the end of the body, because aiohttp reuses the connection only then. Raises
         ServerStatusError for an event of the kind `error`, and InvalidResponse for an endless one.
@@ -125,7 +125,7 @@ class StreamedResponse:
                 yield event.data
 
     def describe_end(self) -> str:
-        """Say what an answer without an end lacks."""
+        """Describe a stream that ended without a finish reason."""
         kind = self._response.content_type
         found = "" if kind == _EVENT_STREAM else f" (a response of the type {kind}, not {_EVENT_STREAM})"
         return f"{self._path}: the stream ended early, without a finish reason{found}"
@@ -143,7 +143,7 @@ class StreamedResponse:
             raise InvalidResponse(f"{self._path}: {error}") from error
 
     async def _read_piece(self) -> bytes:
-        """Return an empty piece at the end."""
+        """Return the next piece, which is empty at the end."""
         if self._end_deadline is None:
             return await self._response.content.readany()
         try:

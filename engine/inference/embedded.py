@@ -224,7 +224,7 @@ class EmbeddedEngine:
         )
 
     def _can_capture(self, config: DecoderConfig) -> bool:
-        """Without a kernel for grouped products, a loop computes the experts, which no graph can repeat."""
+        """Return whether a graph can repeat a step: not with the loop that replaces a kernel for grouped products."""
         experts = config.experts
         if experts is None:
             return True

@@ -61,7 +61,7 @@ class RunningBatch:
     """A batch of B sequences; `sequences` and `positions` are in the order of the active rows."""
 
     def __init__(self, rows: BatchRows, num_rows: int, page_tokens: int, order: BatchOrder | None = None) -> None:
-        """Without `order`, sequences run in the order in which they join."""
+        """Sequences run in the order in which they join, unless `order` is given."""
         self.sequences: list[Sequence] = []
         # each sequence's position, last position that the request allows, row, number of pages, join id
         self._state = np.zeros((5, 0), np.int64)

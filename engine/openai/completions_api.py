@@ -1,9 +1,9 @@
-"""Requests and responses of /v1/completions, OpenAI's API for prompts that are no messages, and its common extensions.
+"""Builds requests and parses responses of /v1/completions, OpenAI's API for plain prompts, and its common extensions.
 
-Servers accept different requests, so a request has one of FORMS: the prompt as token ids or as text, with or without the
-extensions of vLLM and SGLang (https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html), which llama.cpp
-ignores. The new token ids of a response are, in this order of preference, `token_ids` (vLLM, SGLang), the ids in
-`logprobs` (llama.cpp, older vLLM), or the ids of the text, each piece encoded separately.
+Servers accept different requests, so a request has one of FORMS: the prompt as token ids or as text, with or without
+the extensions of vLLM and SGLang (https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html), which
+llama.cpp ignores. The new token ids of a response come, in this order of preference, from `token_ids` (vLLM, SGLang),
+from `logprobs` (llama.cpp, older vLLM), or from the text, of which each piece is encoded separately.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -18,12 +18,12 @@ from asterism.policies.dialogue.chat_format import TextTokenizer
 
 COMPLETIONS_PATH = "/v1/completions"
 _MAX_STOP_TEXTS = 4  # OpenAI's limit
-_SAMPLING_KEYS = ("temperature", "top_p")  # OpenAI's; others are extensions
+_SAMPLING_KEYS = ("temperature", "top_p")  # OpenAI's keys; other keys are extensions
 _TOKEN_ID_PREFIX = "token_id:"
 
 
 class CompletionForm(NamedTuple):
-    sends_ids: bool  # the prompt as token ids, else as text
+    sends_ids: bool  # whether the prompt is sent as token ids or as text
     has_extensions: bool
 
 
@@ -33,7 +33,7 @@ FORMS = tuple(CompletionForm(ids, extensions) for extensions in (True, False) fo
 def build_body(
     request: GenerationRequest, model: str, form: CompletionForm, tokenizer: TextTokenizer
 ) -> dict[str, Any]:
-    """Raises RequestRefused for an option that the form lacks."""
+    """Build the JSON of a request. Raises RequestRefused for an option that the form lacks."""
     ids, stops, sampling = request.token_ids.tolist(), request.stop_token_ids, structs.asdict(request.sampling)
     body: dict[str, Any] = {
         "model": model,
@@ -86,7 +86,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     content: list[CompletionToken] | None = None
 
     def list_ids(self) -> list[int] | None:
-        """None if the tokens are texts."""
+        """Return the token ids, or None if the tokens are texts."""
         if self.content is not None:
             ids = [token.id for token in self.content]
             return [token for token in ids if token is not None] if None not in ids else None
@@ -104,17 +104,17 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 class CompletionChoice(msgspec.Struct, frozen=True):
     text: str | UnsetType | None = UNSET
     index: int = 0
-    token_ids: list[int] | None = None  # the new ones
+    token_ids: list[int] | None = None  # new token ids
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None  # some servers send an empty one until the end
     stop_reason: int | str | None = None  # vLLM: the stop token, or the stop text
-    matched_stop: int | str | None = None  # the same of SGLang
-    delta: Any = None  # of the chat API's choices, which have no `text`
+    matched_stop: int | str | None = None  # SGLang: the stop token, or the stop text
+    delta: Any = None  # field of the chat API's choices, which have no `text`
     message: Any = None
 
     @property
     def is_readable(self) -> bool:
-        """Whether it holds new tokens or ends the completion; an unknown form could hide a text."""
+        """Return whether it holds new tokens or ends the completion; an unknown form could hide a text."""
         if self.text is not UNSET or self.token_ids is not None:
             return True
         return bool(self.finish_reason) and self.delta is None and self.message is None
@@ -123,12 +123,12 @@ class CompletionChoice(msgspec.Struct, frozen=True):
 class CompletionChunk(msgspec.Struct, frozen=True):
     choices: list[CompletionChoice] | None = None  # empty in a chunk with usage only; some servers leave it out
     usage: Any = None
-    error: Any = None  # of proxies, also next to choices
+    error: Any = None  # error of a proxy, possibly next to choices
 
 
 class ServedModel(msgspec.Struct, frozen=True):
     id: str
-    max_model_len: int | None = None  # vLLM and SGLang
+    max_model_len: int | None = None  # sent by vLLM and SGLang
 
 
 class ServedModels(msgspec.Struct, frozen=True):
@@ -136,11 +136,11 @@ class ServedModels(msgspec.Struct, frozen=True):
 
 
 def parse_chunk(content: bytes) -> CompletionChunk:
-    """Raises ServerStatusError for an error within a stream, and InvalidResponse."""
+    """Parse a chunk. Raises ServerStatusError for an error within a stream, and InvalidResponse."""
     try:
         chunk = msgspec.json.decode(content, type=CompletionChunk)
         problem = _find_problem(chunk)
-    except ValueError as error:  # also of UTF-8
+    except ValueError as error:  # invalid JSON or UTF-8
         chunk, problem = CompletionChunk(), str(error)
     if problem is None:
         return chunk
@@ -175,7 +175,7 @@ class CompletionOutput:
         self.has_server_ended = False  # the server has sent a finish reason
 
     def add_chunk(self, chunk: CompletionChunk) -> list[int]:
-        """Returns the new tokens. Tokens after a stop token or over the limit are dropped. Raises EngineFailure."""
+        """Return the new tokens, without tokens after a stop token or over the limit. Raises EngineFailure."""
         if not chunk.choices:
             return []
         choice, num_before = chunk.choices[0], len(self.token_ids)
@@ -225,13 +225,13 @@ class CompletionOutput:
             case "length":
                 self.finish = "length"
             case "stop":
-                if self._stops:  # the server has cut it off
+                if self._stops:  # the server has cut off the stop token
                     self._add_token(self._find_stop_token(choice), None)
                 self.finish = "stop"
             case reason:
                 raise EngineFailure(f"the server ended the completion: {reason}")
 
     def _find_stop_token(self, choice: CompletionChoice) -> int:
-        """The first one if the server names none."""
+        """Return the stop token that the server names, or the first one if it names none."""
         matched = choice.matched_stop if choice.stop_reason is None else choice.stop_reason
         return matched if isinstance(matched, int) and matched in self._stops else self._stops[0]

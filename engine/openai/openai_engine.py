@@ -1,13 +1,13 @@
-"""A server with OpenAI's completions API behind asterism.engine.contract.Engine, to generate with weights that never change.
+"""An engine of a server with OpenAI's completions API, which generates with weights that never change.
 
 `start` asks for the served models and sends a request of one token, to find the first of completions_api.FORMS that the
 server accepts. Each turn is one streamed request. An abort closes its stream, on which servers stop generating.
 
-Unlike other engines it gives no promise about seeds, and its logprobs are those of the server, NaN where it gives none.
-Without token ids in the responses, the ids are those of the text.
+Unlike other engines it does not guarantee reproducible seeds. Its logprobs are the server's, NaN where it sends none.
+Without token ids in the responses, the engine encodes the text.
 
-A server that no longer responds is lost: `on_engine_lost` is called once with the cause, and its caller closes the engine;
-turns that the loss has ended fail only then.
+A server that no longer responds is lost: `on_engine_lost` is called once with the cause, and its caller closes the
+engine. The turns that the loss has ended fail only then.
 """
 
 import asyncio
@@ -52,10 +52,10 @@ API_KEY_VARIABLE = "OPENAI_API_KEY"
 RETRY_DELAYS_S = (0.5, 2.0, 8.0)
 _MODELS_PATH = "/v1/models"
 _PROBE_TIMEOUT_S = 10.0
-_REFUSED_STATUSES = (400, 404, 413, 422)  # a retry would not change them
+_REFUSED_STATUSES = (400, 404, 413, 422)  # statuses for which a retry has the same result
 _DENIED_STATUSES = (401, 403)
 _RETRIED_STATUSES = (429, 502, 503, 529)
-_DOWN_STATUSES = (502, 503)  # of a proxy without the server behind it
+_DOWN_STATUSES = (502, 503)  # statuses of a proxy without the server behind it
 
 
 class _PendingCompletion:
@@ -65,7 +65,7 @@ class _PendingCompletion:
 
 
 class OpenAIEngine:
-    """Implements asterism.engine.contract.Engine. Beyond `max_pending` concurrent calls, calls fail."""
+    """An engine of a server with OpenAI's API. Calls beyond `max_pending` concurrent ones fail."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class OpenAIEngine:
         on_engine_lost: Callable[[str], object] | None = None,
     ) -> None:
         """`url`: with or without /v1. `model`: by default the server's first model. `sequence_tokens`: limit
-        besides the server's own. `api_key_variable`: environment variable with the key; it may be missing.
+        below the server's own. `api_key_variable`: environment variable of the key; it may be unset.
         `max_running`: concurrent requests to the server; further calls wait."""
         parts = urlsplit(url.rstrip("/").removesuffix("/v1"))
         self._url, self._prefix = url, parts.path
@@ -96,7 +96,7 @@ class OpenAIEngine:
         self._running_slots, self._probe_lock = asyncio.Semaphore(max_running), asyncio.Lock()
         self._on_engine_lost = on_engine_lost
         self._failure: EngineFailure | None = EngineFailure("the engine has not been started")
-        self._pending: dict[int, _PendingCompletion] = {}  # by sequence_id
+        self._pending: dict[int, _PendingCompletion] = {}  # calls by sequence_id
         self._resumed = asyncio.Event()
         self._form: CompletionForm = FORMS[0]
         self._generated_tokens = self._prompt_tokens = 0
@@ -104,7 +104,7 @@ class OpenAIEngine:
         self._logger = structlog.get_logger()
 
     async def start(self) -> Capacity:
-        """Raises EngineFailure if the server is unreachable, refuses the key, or accepts no form of a request."""
+        """Connect. Raises EngineFailure if the server is unreachable, refuses the key, or accepts no form."""
         try:
             served = await self._find_model()
             self._model = served.id
@@ -116,11 +116,11 @@ class OpenAIEngine:
         self._failure = None
         self._generated_tokens = 0
         self._resumed.set()
-        # With a page per sequence the arbiter leases at most as many sequences as run at once.
+        # With one page per sequence, the arbiter leases at most as many sequences as run at once.
         return Capacity(self._sequence_tokens * self._max_running, self._sequence_tokens, self._sequence_tokens)
 
     async def find_model(self) -> ServedModel:
-        """The model that `start` would choose. Raises EngineFailure."""
+        """Return the model that `start` would choose. Raises EngineFailure."""
         try:
             return await self._find_model()
         except EngineFailure as failure:
@@ -142,7 +142,7 @@ class OpenAIEngine:
         finally:
             reading.cancel()
             self._remove_pending(pending)
-        if reading.cancelled():  # by `abort`, or by `close`
+        if reading.cancelled():  # `abort` or `close` has cancelled it
             self._require_started()
             return output.build_generation(self._version, "abort")
         if (failure := reading.exception()) is not None:
@@ -157,13 +157,13 @@ class OpenAIEngine:
             pending.reading.cancel()
 
     def release_cache(self, sequence_id: int) -> None:
-        """Sends nothing: the server evicts its cache as it likes."""
+        """Do nothing: the server manages its cache."""
 
     async def load_weights(self, weights: WeightsPublished) -> NoReturn:
         raise WeightsRefused(f"{self._url}: OpenAI's API cannot load weights; use an embedded or an SGLang engine")
 
     async def pause(self) -> None:
-        """Requests that have been sent continue."""
+        """Send no further requests. Requests that have been sent continue."""
         self._require_started()
         self._resumed.clear()
 
@@ -179,7 +179,7 @@ class OpenAIEngine:
         return self._version
 
     def get_load(self) -> EngineLoad:
-        """Without the counters that only the server has. The time is that with a pending request."""
+        """Return the load without the server's own counters. The busy time is the time with a pending request."""
         self._require_started()
         now = time.perf_counter()
         used = sum(len(each.request.token_ids) + len(each.output.token_ids) for each in self._pending.values())
@@ -198,7 +198,7 @@ class OpenAIEngine:
         )
 
     async def close(self) -> None:
-        """Fails all pending calls. A second call does nothing."""
+        """Fail all pending calls. A second call does nothing."""
         self._failure = EngineFailure("the engine is closed")
         reading = [each.reading for each in self._pending.values() if each.reading is not None]
         for task in reading:
@@ -212,7 +212,7 @@ class OpenAIEngine:
         content = await self._session.get(self._prefix + _MODELS_PATH)
         try:
             models = msgspec.json.decode(content, type=ServedModels).data
-        except ValueError as error:  # also of UTF-8
+        except ValueError as error:  # invalid JSON or UTF-8
             raise InvalidResponse(f"{_MODELS_PATH}: no list of models: {error}") from error
         found = next((each for each in models if self._model in ("", each.id)), None)
         if found is None:
@@ -221,7 +221,7 @@ class OpenAIEngine:
         return found
 
     async def _find_form(self) -> None:
-        """Sends a token of the vocabulary in each form until one is accepted."""
+        """Send a token of the vocabulary in each form until the server accepts one."""
         token = self._tokenizer.encode("a", trusted=False)[:1]
         for form in FORMS:
             request = GenerationRequest(0, np.array(token, np.int32), 1)
@@ -239,7 +239,7 @@ class OpenAIEngine:
     # ---------------------------------------------------------------- one turn
 
     async def _read(self, pending: _PendingCompletion, form: CompletionForm, *, is_probe: bool = False) -> None:
-        """Until the completion ends. Only requests without a token are sent again."""
+        """Read until the completion ends. Only requests without a token are sent again."""
         body = msgspec.json.encode(build_body(pending.request, self._model, form, self._tokenizer))
         for delay_s in (*self._retry_delays_s, None):
             try:
@@ -257,7 +257,7 @@ class OpenAIEngine:
                 await asyncio.sleep(wait_s)
 
     async def _read_stream(self, pending: _PendingCompletion, body: bytes) -> None:
-        """Raises ServerUnreachable for a stream that ends without a finish reason: the text may be cut."""
+        """Read one stream. Raises ServerUnreachable if it ends without a finish reason: the text may be cut."""
         output, path = pending.output, self._prefix + COMPLETIONS_PATH
         async with self._session.stream(path, body) as stream, aclosing(stream.iter_json()) as contents:
             async for content in contents:
@@ -265,7 +265,7 @@ class OpenAIEngine:
                     self._generated_tokens += len(new)
                     if pending.on_tokens is not None:
                         pending.on_tokens(np.array(new, np.int32))
-                if output.is_overrun:  # the server does not know the stop tokens; closing the stream stops it
+                if output.is_overrun:  # the server lacks the stop tokens; closing the stream stops it
                     return
                 if output.has_server_ended:
                     stream.expect_end()
@@ -273,7 +273,7 @@ class OpenAIEngine:
                 raise ServerUnreachable(stream.describe_end(), request_sent=True)
 
     async def _report_loss(self, on_engine_lost: Callable[[str], object]) -> None:
-        """Calls `on_engine_lost` once if the server no longer responds."""
+        """Call `on_engine_lost` once if the server no longer responds."""
         async with self._probe_lock:
             try:
                 if self._failure is None:
@@ -301,7 +301,7 @@ class OpenAIEngine:
             raise EngineFailure(str(self._failure))
 
     def _explain(self, failure: BaseException, sequence_id: int | None = None) -> BaseException:
-        """The failure with the server's address and the remedy."""
+        """Return the failure with the server's address and the remedy."""
         if not isinstance(failure, EngineFailure):
             return failure
         if isinstance(failure, RequestRefused):

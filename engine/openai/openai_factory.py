@@ -1,4 +1,4 @@
-"""The engine kind "openai": builds its engines, and asks the servers of an evaluation for their model."""
+"""Builds engines of the kind "openai", and asks the servers of an evaluation for their model."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ def build_openai_engine(
     on_engine_lost: Callable[[str], object] | None = None,
     retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
 ) -> OpenAIEngine:
-    """`checkpoint`: a folder with the tokenizer of the server's model. `index`: of the server in openai.urls."""
+    """`checkpoint`: a folder with the tokenizer of the server's model. `index`: the server's index in openai.urls."""
     return OpenAIEngine(
         run.openai.urls[index],
         load_tokenizer(checkpoint),
@@ -52,7 +52,7 @@ def build_engine(start: EngineStart) -> OpenAIEngine:
 
 
 def describe_servers(run: RunConfig) -> Servers:
-    """Raises ValueError if the servers do not match the engines."""
+    """Return the servers. Raises ValueError if they do not match the engines."""
     urls, engines = run.openai.urls, run.engine.num_engines
     require(
         len(urls) == engines,
@@ -67,13 +67,13 @@ def list_machine_checks(run: RunConfig, checkpoint: Path | None) -> Iterator[Eng
 
 
 def find_models(run: RunConfig) -> EvaluatedModels:
-    """The model's name becomes part of the run's settings, which a resumed evaluation must have."""
+    """Find the model, whose name becomes part of the run's settings: a resumed evaluation must have the same."""
     model = find_served_model(run)
     return EvaluatedModels(replace(run, openai=replace(run.openai, model=model)), {"model": model})
 
 
 def find_served_model(run: RunConfig) -> str:
-    """The name of the model that all servers in openai.urls serve. Raises UnusableInput, which names the server."""
+    """Return the name of the model that all servers in openai.urls serve. Raises UnusableInput with the URL."""
     checkpoint = RunFolder(Path(run.runs_folder) / run.name).expand_path(run.model.checkpoint)
     try:
         models = asyncio.run(_ask_servers(run, checkpoint))
@@ -92,7 +92,7 @@ def find_served_model(run: RunConfig) -> str:
 
 
 async def _ask_servers(run: RunConfig, checkpoint: Path) -> dict[str, ServedModel]:
-    """By URL. Without retries."""
+    """Ask each server for its model, without retries. Return the models by URL."""
     engines = [build_openai_engine(run, checkpoint, index, retry_delays_s=()) for index in range(len(run.openai.urls))]
     try:
         return dict(zip(run.openai.urls, [await each.find_model() for each in engines], strict=True))

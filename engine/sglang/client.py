@@ -48,7 +48,7 @@ _QUEUE_FULL_STATUSES = (429, 503)
 
 
 class SGLangClient:
-    """Sends at most `max_in_flight` generations concurrently; further ones wait.
+    """A client that sends at most `max_in_flight` generations concurrently; further ones wait.
 
     A request without a response within `request_timeout_s` raises ServerTimeout. For a stream, the
     timeout applies to each piece.
@@ -65,7 +65,7 @@ class SGLangClient:
         self._session = HttpSession(base_url, request_timeout_s, retry_delays_s)
         self.base_url = self._session.base_url
         self._retry_delays_s = retry_delays_s
-        self._server_version = ""  # for error messages, once known
+        self._server_version = ""  # version for error messages; empty until the server has reported it
         self._generation_slots = asyncio.Semaphore(max_in_flight)
 
     async def __aenter__(self) -> SGLangClient:
@@ -80,11 +80,11 @@ class SGLangClient:
     # ---------------------------------------------------------------- state
 
     async def is_ready(self) -> bool:
-        """Whether the server has started and accepts requests; a paused server is not ready."""
+        """Return whether the server has started and accepts requests; a paused server is not ready."""
         return await self._probe_ready(CONNECT_TIMEOUT_S) == 200
 
     async def is_responsive(self, timeout_s: float = CONNECT_TIMEOUT_S) -> bool:
-        """Whether the server responds at all; a paused server does."""
+        """Return whether the server responds at all; a paused server does."""
         return await self._probe_ready(timeout_s) is not None
 
     async def _probe_ready(self, timeout_s: float) -> int | None:
@@ -95,7 +95,7 @@ class SGLangClient:
         return status
 
     async def get_server_info(self) -> ServerInfo:
-        """Raises InvalidResponse if the server's version is not in http_api.SUPPORTED_VERSIONS."""
+        """Return the server's info. Raises InvalidResponse if its version is not in http_api.SUPPORTED_VERSIONS."""
         content = await self._session.get("/server_info")
         self._server_version = self._parse(content, _ServerVersion).version
         check_version(self._server_version)
@@ -111,12 +111,12 @@ class SGLangClient:
     # ---------------------------------------------------------------- generation
 
     async def generate(self, request: GenerateRequest) -> GenerateResponse:
-        """The complete response of a request with `stream=False`."""
+        """Return the complete response to a request with `stream=False`."""
         async with aclosing(self.generate_streamed(request)) as responses:
             return await anext(responses)
 
     async def generate_streamed(self, request: GenerateRequest) -> AsyncGenerator[GenerateResponse, None]:
-        """Responses as they arrive; the last one has a finish_reason, and `meta_info.id` is the
+        """Yield responses as they arrive; the last one has a finish_reason, and `meta_info.id` is the
         argument of `abort`.
 
         Closing the generator early also aborts the request. Each attempt has its own rid, because
@@ -139,7 +139,7 @@ class SGLangClient:
                 await asyncio.sleep(wait_s)
 
     async def _read_responses(self, body: bytes) -> AsyncGenerator[GenerateResponse, None]:
-        """Raises ServerUnreachable if the stream ends before a response with a finish_reason."""
+        """Yield responses. Raises ServerUnreachable if the stream ends before one with a finish_reason."""
         finished = False
         async with self._session.stream("/generate", body) as stream, aclosing(stream.iter_json()) as contents:
             async for content in contents:
@@ -165,11 +165,11 @@ class SGLangClient:
                 return response
 
     async def abort(self, rid_prefix: str) -> None:
-        """A request that has not reached the server's scheduler keeps running: close its stream."""
+        """Abort requests by their rid prefix. One that has not reached the scheduler runs on: close its stream."""
         await self._session.post("/abort_request", {"rid": rid_prefix})
 
     async def abort_all(self) -> None:
-        """Also requests of other clients. A request that has not reached the server's scheduler keeps running."""
+        """Abort the requests of all clients. A request that has not reached the scheduler keeps running."""
         await self._session.post("/abort_request", {"abort_all": True})
 
     # ---------------------------------------------------------------- control
@@ -181,17 +181,17 @@ class SGLangClient:
         await self._session.post("/continue_generation", {})
 
     async def flush_cache(self, timeout_s: float = 0.0) -> bool:
-        """False, without a flush, if requests are still running or paused after the timeout."""
+        """Return False, without a flush, if requests are still running or paused after the timeout."""
         path = f"/flush_cache?timeout={timeout_s:g}" if timeout_s else "/flush_cache"
         status, _ = await self._session.send("POST", path, {})
         return status == 200
 
     async def release_memory(self, tags: Sequence[str]) -> None:
-        """The server must be idle; a busy server crashes."""
+        """Free GPU memory of an idle server; a busy server crashes."""
         await self._session.post("/release_memory_occupation", {"tags": tags})
 
     async def resume_memory(self, tags: Sequence[str]) -> None:
-        """The memory must have been released; otherwise the server crashes."""
+        """Allocate released memory again; if it has not been released, the server crashes."""
         await self._session.post("/resume_memory_occupation", {"tags": tags})
 
     # ---------------------------------------------------------------- weights
@@ -204,7 +204,7 @@ class SGLangClient:
         await self._update("/end_weight_update")
 
     async def set_weight_version(self, version: str) -> None:
-        """Relabels the current weights."""
+        """Change the label of the current weights."""
         await self._update("/update_weight_version", new_version=version, abort_all_requests=False)
 
     async def update_from_disk(self, folder: Path, version: str) -> None:
@@ -213,14 +213,14 @@ class SGLangClient:
         )
 
     async def update_from_tensor(self, payloads: Sequence[bytes], version: str | None) -> None:
-        """`payloads`: a pickle of [(name, tensor), ...] for each tensor-parallel rank."""
+        """Send weights. `payloads`: a pickle of [(name, tensor), ...] for each tensor-parallel rank."""
         encoded = [base64.b64encode(payload).decode() for payload in payloads]
         await self._update(
             "/update_weights_from_tensor", serialized_named_tensors=encoded, weight_version=version, flush_cache=False
         )
 
     async def init_group(self, host: str, port: int, world_size: int, name: str, backend: str) -> None:
-        """The server's ranks start at 1."""
+        """Make the server join a process group, in which the server's ranks start at 1."""
         await self._update(
             "/init_weights_update_group",
             master_address=host,
@@ -232,7 +232,7 @@ class SGLangClient:
         )
 
     async def update_from_group(self, tensors: Mapping[str, Tensor], group: str, version: str | None) -> None:
-        """Makes the server receive one broadcast for each of `tensors`."""
+        """Make the server receive one broadcast for each of `tensors`."""
         await self._update(
             "/update_weights_from_distributed",
             names=list(tensors),
@@ -247,7 +247,7 @@ class SGLangClient:
         await self._update("/destroy_weights_update_group", group_name=name)
 
     async def compute_checksums(self) -> Sequence[RankChecksums]:
-        """Checksums of the weights that each rank holds."""
+        """Return the checksums of the weights on each rank."""
         content = await self._session.post("/weights_checker", {"action": "checksum"})
         return self._parse(content, ChecksumsResponse).ranks
 
@@ -256,16 +256,16 @@ class SGLangClient:
     async def load_adapter(
         self, name: str, config: Mapping[str, object], payloads: Sequence[str], checksums: Mapping[str, str]
     ) -> Sequence[str]:
-        """The names of all loaded adapters. Running requests keep theirs.
+        """Load an adapter; return the names of all loaded adapters. Running requests keep their adapters.
 
         `payloads`: a pickle of {name: tensor} in base64 for each tensor-parallel rank. `checksums`: SHA-256 of each
-        tensor; the server dies if it received another one.
+        tensor; the server crashes if a tensor has another one.
         """
         body = {"config_dict": config, "serialized_named_tensors": payloads, "expected_checksums": checksums}
         return await self._change_adapters("/load_lora_adapter_from_tensors", name, body)
 
     async def unload_adapter(self, name: str) -> None:
-        """The server first waits for the end of the requests that name it."""
+        """Unload an adapter after the server has finished the requests that name it."""
         await self._change_adapters("/unload_lora_adapter", name, {})
 
     async def _change_adapters(self, path: str, name: str, body: Mapping[str, object]) -> Sequence[str]:
@@ -278,7 +278,7 @@ class SGLangClient:
         return list(response.loaded_adapters or ())
 
     async def _update(self, path: str, **body: object) -> None:
-        """Raises UpdateRefused if the server refuses the update."""
+        """Send a weight update. Raises UpdateRefused if the server refuses it."""
         status, content = await self._session.send("POST", path, body)
         if status not in (200, 400):
             raise make_status_error(path, status, content)

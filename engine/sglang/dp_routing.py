@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 
 from asterism.engine.prefix_tracker import RecentDict
 
-MAX_IMBALANCE = 8  # requests in flight that a prompt's rank may have more than the least busy rank
+MAX_IMBALANCE = 8  # requests in flight on a prompt's rank above those on the least busy rank
 
 
 class DataParallelRouter:
-    """A sequence stays on the rank of its first request.
+    """Assigns a data-parallel rank to each sequence; a sequence stays on the rank of its first request.
 
-    All sequences of one prompt go to the same rank, unless it is busier than the least busy rank
-    by more than MAX_IMBALANCE requests; then the next one goes to the least busy rank.
+    All sequences of one prompt use the same rank. If this rank has more than MAX_IMBALANCE requests
+    above the least busy rank, the next sequence uses the least busy one.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -25,7 +25,7 @@ class DataParallelRouter:
         self._rank_by_prompt: RecentDict[bytes, int] = RecentDict()
 
     def assign(self, sequence_id: int, token_ids: NDArray[np.int32]) -> int | None:
-        """None if the server has only one rank."""
+        """Return the sequence's rank, or None if the server has only one rank."""
         if self._num_ranks == 1:
             return None
         rank = self._rank_by_sequence.get(sequence_id)

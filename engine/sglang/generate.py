@@ -1,5 +1,4 @@
-"""One call of `generate`: usually one request to the server, and another after each unrequested
-stop.
+"""Generates one turn: usually one request to the server, and another after each unrequested stop.
 
 The server stops at the model's own end tokens whenever it stops at any token.
 """
@@ -16,16 +15,16 @@ from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.http_api import GenerateRequest, GenerateResponse, SamplingParams, format_sampling
 from asterism.engine.sglang.responses import Finish, RequestOutput, build_generation
 
-ABORT_TIMEOUT_S = 5.0  # for the server's response
-_ABORT_INTERVAL_S = 0.2  # between aborts: a request may have been on its way to the server's scheduler
+ABORT_TIMEOUT_S = 5.0  # limit of the server's response to an abort
+_ABORT_INTERVAL_S = 0.2  # interval of aborts: a request may have been on its way to the server's scheduler
 
 
 class ServedWeights(NamedTuple):
-    """The weights of new requests."""
+    """The weights that new requests use."""
 
     version: int
-    extra_key: str | None = None  # of the prefix cache
-    adapter: str | None = None  # its name on the server; None: the server's weights, of which it reports the version
+    extra_key: str | None = None  # key of the prefix cache
+    adapter: str | None = None  # the adapter's name on the server; None: the server's weights, whose version it reports
 
 
 class PendingGeneration:
@@ -38,13 +37,13 @@ class PendingGeneration:
         self.result: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self.waiting_to_send = True  # the server does not have the request yet
         self.abort_requested = False
-        self.stream: asyncio.Task[None] | None = None  # the newest request
+        self.stream: asyncio.Task[None] | None = None  # stream of the newest request
         self.must_repeat = False  # the newest request ends early, and another one continues it
         self._outputs: list[RequestOutput] = []
 
     @property
     def rid(self) -> str | None:
-        """The newest request's id on the server, once the server has responded to it."""
+        """Return the newest request's id on the server, or None before the server's first response."""
         meta = self._outputs[-1].meta if self._outputs else None
         return meta.id if meta else None
 
@@ -57,14 +56,14 @@ class PendingGeneration:
         return self.request.max_new_tokens - self.num_new_tokens
 
     def build_prompt(self) -> NDArray[np.int32]:
-        """The call's prompt and all tokens generated so far."""
+        """Return the call's prompt and all tokens generated so far."""
         new = [token for output in self._outputs for token in output.token_ids]
         return np.concatenate((self.request.token_ids, np.array(new, np.int32)))
 
     def build_request(
         self, prompt: NDArray[np.int32], weights: ServedWeights, *, dp_rank: int | None, use_priority: bool
     ) -> GenerateRequest:
-        """The request for the remaining tokens; call `start_output` first.
+        """Return the request for the remaining tokens; call `start_output` first.
 
         No rid is a prefix of another, because an abort applies to every rid with its prefix. No
         rid is reused, because the server aborts the rid of a stream again two seconds after this
@@ -101,7 +100,7 @@ class PendingGeneration:
         return output
 
     def add_response(self, response: GenerateResponse) -> None:
-        """To the newest output. Raises InvalidResponse."""
+        """Add a response to the newest output. Raises InvalidResponse."""
         output = self._outputs[-1]
         num_before = len(output.token_ids)
         output.add_response(response)
@@ -109,7 +108,7 @@ class PendingGeneration:
             self._on_tokens(np.array(output.token_ids[num_before:], np.int32))
 
     def complete(self, finish: Finish) -> None:
-        """Ends the call with the tokens received so far."""
+        """End the call with the tokens received so far."""
         if not self.result.done():
             try:
                 self.result.set_result(build_generation(self._outputs, finish))
@@ -123,7 +122,7 @@ class PendingGeneration:
 
 
 async def abort_on_server(client: SGLangClient, pending: PendingGeneration, rid: str, timeout_s: float) -> None:
-    """Without a response within the timeout, the call ends with the tokens received so far."""
+    """Abort one request. Without a response within the timeout, the call ends with the tokens so far."""
     try:
         async with asyncio.timeout(timeout_s):
             await client.abort(rid)
@@ -133,13 +132,13 @@ async def abort_on_server(client: SGLangClient, pending: PendingGeneration, rid:
 
 
 async def end_requests(client: SGLangClient, all_pending: Iterable[PendingGeneration]) -> None:
-    """Ends the requests of these calls, which keep their tokens and wait until requests may be sent again."""
+    """End the requests of these calls, which keep their tokens and wait until requests may be sent again."""
     streams: set[asyncio.Task[None]] = set()
     for pending in all_pending:
         if pending.stream is not None and not pending.waiting_to_send:
             pending.must_repeat = True
             streams.add(pending.stream)
-            if pending.rid is None:  # perhaps not sent yet, and without tokens
+            if pending.rid is None:  # the request may not be sent yet, and has no tokens
                 pending.stream.cancel()
     deadline = asyncio.get_running_loop().time() + ABORT_TIMEOUT_S
     while streams and asyncio.get_running_loop().time() < deadline:

@@ -29,15 +29,15 @@ class UpdateRefused(EngineFailure):
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
-    """All fields are sent: the server fills omitted ones from its --preferred-sampling-params."""
+    """Sampling of one request. Each field is sent: the server's --preferred-sampling-params fill omitted ones."""
 
     max_new_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = -1  # all
+    top_k: int = -1  # -1: all tokens
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False  # True also ignores stop_token_ids
-    sampling_seed: int | None = None  # signed; used only with --enable-deterministic-inference
+    sampling_seed: int | None = None  # signed 64-bit integer; used only with --enable-deterministic-inference
     stream_interval: int | None = None  # tokens per response of a stream
     min_p: float = 0.0
     frequency_penalty: float = 0.0
@@ -46,7 +46,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
 
 
 def format_sampling(sampling: Sampling) -> dict[str, Any]:
-    """The fields of SamplingParams that come from a request. A server has -1 for a `top_k` of all tokens."""
+    """Return a request's fields of SamplingParams. A server has -1 for a `top_k` of all tokens."""
     return {**structs.asdict(sampling), "top_k": sampling.top_k or -1}
 
 
@@ -55,10 +55,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     input_ids: list[int]
     sampling_params: SamplingParams
     return_logprob: bool = False
-    logprob_start_len: int = 0  # -1: only of new tokens; 0 bypasses the prefix cache
+    logprob_start_len: int = 0  # first position with a logprob; -1: only new tokens; 0 bypasses the prefix cache
     stream: bool = False
-    extra_key: str | None = None  # prefix-cache hits only among requests with the same key
-    priority: int | None = None  # larger first, with --enable-priority-scheduling
+    extra_key: str | None = None  # the prefix cache matches only requests with the same key
+    priority: int | None = None  # larger priorities first, with --enable-priority-scheduling
     routed_dp_rank: int | None = None
     lora_path: str | None = None  # name of a loaded adapter; None: the server's own weights
 
@@ -67,7 +67,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class FinishedByLength(msgspec.Struct, frozen=True, tag_field="type", tag="length"):
-    """max_new_tokens reached, or the server's limit."""
+    """The request reached max_new_tokens or the server's limit."""
 
 
 class FinishedByStop(msgspec.Struct, frozen=True, tag_field="type", tag="stop"):
@@ -89,15 +89,15 @@ class VersionSpan(msgspec.Struct, frozen=True):
 
 
 class MetaInfo(msgspec.Struct, frozen=True):
-    """UNSET fields are missing only if the request was aborted before it started."""
+    """Metadata of a response. Fields are UNSET only if the request was aborted before it started."""
 
     id: str
-    completion_tokens: int  # so far
+    completion_tokens: int  # tokens generated so far
     weight_version: str
-    # Of `output_ids`: of all tokens so far, or of the new ones.
+    # (logprob, token id, text) of `output_ids`: of all tokens so far, or of the new ones.
     output_token_logprobs: list[tuple[float | None, int, str | None]]
     finish_reason: FinishReason | None = None  # None: the request is running
-    weight_versions: list[VersionSpan] = []  # of all tokens so far
+    weight_versions: list[VersionSpan] = []  # versions of all tokens so far
     prompt_tokens: int | UnsetType = UNSET
     cached_tokens: int | UnsetType = UNSET
     num_retractions: int | UnsetType = UNSET
@@ -112,7 +112,7 @@ class GenerateResponse(msgspec.Struct, frozen=True):
 class ServerInfo(msgspec.Struct, frozen=True):
     version: str
     model_path: str
-    max_total_num_tokens: int  # per rank
+    max_total_num_tokens: int  # KV tokens per rank
     max_req_input_len: int  # exclusive bound of the prompt's length
     context_length: int | None
     page_size: int
@@ -136,12 +136,12 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
 
 class RankLoad(msgspec.Struct, frozen=True):
-    """A snapshot, up to a few steps old."""
+    """A snapshot of one rank's load, up to a few steps old."""
 
     dp_rank: int
     num_running_reqs: int
     num_waiting_reqs: int
-    num_used_tokens: int  # of running requests; excludes tokens that are only cached
+    num_used_tokens: int  # KV tokens of running requests, without tokens that are only cached
     max_total_num_tokens: int
     # [0]: decode steps since the server's start, without steps that include a prefill.
     decode_moments: list[float] | None
@@ -159,7 +159,7 @@ class UpdateResponse(msgspec.Struct, frozen=True):
 class AdaptersResponse(msgspec.Struct, frozen=True):
     success: bool
     error_message: str | None = None
-    loaded_adapters: dict[str, msgspec.Raw] | None = None  # by name, after the call
+    loaded_adapters: dict[str, msgspec.Raw] | None = None  # all loaded adapters by name, after the call
 
 
 class ParallelismInfo(msgspec.Struct, frozen=True):
@@ -168,13 +168,13 @@ class ParallelismInfo(msgspec.Struct, frozen=True):
 
 
 class RankChecksums(msgspec.Struct, frozen=True):
-    checksums: Mapping[str, str]  # by parameter, after the server's fusing
-    per_gpu_checksum: str  # of all parameters
-    parallelism_info: list[ParallelismInfo]  # [0] is the model's, the rest are draft models'
+    checksums: Mapping[str, str]  # checksums by parameter name, after the server's fusing
+    per_gpu_checksum: str  # checksum of all parameters
+    parallelism_info: list[ParallelismInfo]  # [0]: the model; the rest: draft models
 
     @property
     def model_shard(self) -> tuple[int, int]:
-        """Ranks with the same shard hold the same parameters."""
+        """The tensor- and pipeline-parallel rank: ranks with the same shard hold the same parameters."""
         return self.parallelism_info[0].tp_rank, self.parallelism_info[0].pp_rank
 
 
@@ -183,10 +183,10 @@ class ChecksumsResponse(msgspec.Struct, frozen=True):
 
 
 def parse_response(content: bytes, kind: type[Answer], version: str) -> Answer:
-    """Raises InvalidResponse, which names the field and the server's version ("": unknown)."""
+    """Parse a response. Raises InvalidResponse with the field and the server's version ("": unknown)."""
     try:
         return msgspec.json.decode(content, type=kind)
-    except ValueError as error:  # also of UTF-8
+    except ValueError as error:  # invalid JSON or UTF-8
         raise InvalidResponse(
             f"SGLang {version or '(version unknown)'} sent an invalid {kind.__name__}: {error}"
         ) from error

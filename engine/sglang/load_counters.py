@@ -35,7 +35,7 @@ class LoadCounters:
         self._busy_since = 0.0
         self._busy_s = 0.0
         self._rank_loads: Sequence[RankLoad] = ()
-        self._initial_steps: dict[int, int] = {}  # by rank, its count in the first snapshot
+        self._initial_steps: dict[int, int] = {}  # decode steps in the first snapshot of each rank
         self._generated = self._prefilled = self._recomputed = self._evicted = self._preempted = 0
         self.capacity = Capacity(0, 1, 0)
 
@@ -52,7 +52,7 @@ class LoadCounters:
     def record_response(
         self, request: GenerationRequest, prompt: NDArray[np.int32], previous: MetaInfo | None, output: RequestOutput
     ) -> None:
-        """`output` has a new response; `previous` is the metadata of the response before it."""
+        """Count the newest response of `output`; `previous` is the metadata of the response before it."""
         meta = output.meta
         if meta is None or meta.prompt_tokens is UNSET or meta.cached_tokens is UNSET or meta.num_retractions is UNSET:
             return
@@ -67,7 +67,7 @@ class LoadCounters:
             )
 
     def record_computed(self, request: GenerationRequest, prompt: NDArray[np.int32], output: RequestOutput) -> None:
-        """The request has ended: the cache holds all tokens except the last one."""
+        """Record the prefix of an ended request: the cache holds all its tokens except the last one."""
         if output.token_ids:
             token_ids = np.concatenate((prompt, np.array(output.token_ids[:-1], np.int32)))
             self.prefixes.record(request.sequence_id, token_ids)
@@ -78,7 +78,7 @@ class LoadCounters:
             self._initial_steps.setdefault(rank.dp_rank, _get_decode_steps(rank))
 
     def get_load(self, num_waiting_to_send: int) -> EngineLoad:
-        """`num_waiting_to_send`: requests that the engine has not sent yet."""
+        """Return the engine's load. `num_waiting_to_send`: requests that the engine has not sent yet."""
         busy = self.num_in_flight > num_waiting_to_send
         running_tokens = sum(rank.num_used_tokens for rank in self._rank_loads) if busy else 0
         cached = min(self.prefixes.num_tokens, max(0, self.capacity.kv_tokens - running_tokens))
@@ -104,7 +104,7 @@ class LoadCounters:
         if prefix is None:
             return
         page = self.capacity.page_tokens
-        # Whole pages only, and the last token is always computed.
+        # The cache holds whole pages only, and the last token is always computed.
         had_tokens = min(prefix.num_tokens, len(prompt) - 1) // page * page
         lost = had_tokens - cached_tokens
         if lost > 0:
@@ -130,11 +130,11 @@ class LoadPoller:
         self._logger = structlog.get_logger()
 
     def wake(self) -> None:
-        """A request is in flight."""
+        """Start polling, because a request is in flight."""
         self._needed.set()
 
     async def run(self, client: SGLangClient) -> None:
-        """Polls until it is cancelled. Logs only the first of several failures in a row."""
+        """Poll until the task is cancelled. Only the first of several failures in a row is logged."""
         reachable = True
         while True:
             await self._needed.wait()

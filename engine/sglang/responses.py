@@ -25,14 +25,14 @@ class RequestOutput:
     """The tokens of one request so far; a response holds all of them or only the new ones."""
 
     def __init__(self, vocab_size: int, version: int | None = None) -> None:
-        """`version`: of all tokens, which come from an adapter; None: the server reports the versions."""
+        """`version`: the version of all tokens, from an adapter; None: the server reports the versions."""
         self._vocab_size, self._version = vocab_size, version
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
-        self.meta: MetaInfo | None = None  # of the newest response
+        self.meta: MetaInfo | None = None  # metadata of the newest response
 
     def add_response(self, response: GenerateResponse) -> None:
-        """Raises InvalidResponse, and changes nothing, if fields contradict each other."""
+        """Add a response. Raises InvalidResponse, and changes nothing, if fields contradict each other."""
         meta, num_before = response.meta_info, len(self.token_ids)
         total = meta.completion_tokens
         token_ids = _select_new("output_ids", response.output_ids, num_before, total)
@@ -53,7 +53,7 @@ class RequestOutput:
 
     @property
     def versions(self) -> list[int]:
-        """The weight version of each token."""
+        """Return the weight version of each token."""
         if self.meta is None:
             return []
         if self._version is not None:
@@ -64,7 +64,7 @@ class RequestOutput:
         return list(chain.from_iterable(repeat(_parse_version(span.version), span.end - span.start) for span in spans))
 
     def get_finish(self, stop_token_ids: Sequence[int]) -> Finish | None:
-        """None while the request runs, and after a stop at a token outside `stop_token_ids`."""
+        """Return None while the request runs, and after a stop at a token outside `stop_token_ids`."""
         match self.meta.finish_reason if self.meta else None:
             case None:
                 return None
@@ -88,7 +88,7 @@ def build_generation(outputs: Sequence[RequestOutput], finish: Finish) -> Genera
 
 
 def to_engine_failure(error: EngineFailure, sequence_id: int) -> EngineFailure:
-    """RequestRefused for status 400, which a retry would not change; otherwise `error`."""
+    """Return RequestRefused for status 400, because a retry has the same result; otherwise `error`."""
     if isinstance(error, ServerStatusError) and error.status == 400:
         return RequestRefused(f"sequence {sequence_id}: {error.message}")
     return error

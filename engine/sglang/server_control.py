@@ -1,9 +1,8 @@
-"""Pauses, weight updates and GPU memory of one server: one operation at a time, and no request is
-sent meanwhile.
+"""Pauses one server, updates its weights and releases its GPU memory.
 
-A server can release its GPU memory and allocate it again; the weights and the KV cache in it are
-lost. The server must be idle for that, because a busy one crashes: so the engine first waits until
-it is idle, then pauses it.
+One operation runs at a time, and the engine sends no request meanwhile. Released memory loses the
+weights and the KV cache in it. A busy server crashes when its memory is released, so the engine
+first waits until the server is idle, and then pauses it.
 """
 
 import asyncio
@@ -18,14 +17,14 @@ from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.weights import WeightTransport
 from asterism.engine.sglang.weights.adapters import AdapterTransport
 
-IDLE_TIMEOUT_S = 60.0  # for requests that were aborted to end on the server
+IDLE_TIMEOUT_S = 60.0  # time for aborted requests to end on the server
 MemoryTag = Literal["weights", "kv_cache"]
 _MEMORY_TAGS: tuple[MemoryTag, ...] = ("kv_cache", "weights")
 
 
 class ServerControl:
     def __init__(self, transport: WeightTransport | AdapterTransport) -> None:
-        self.sending_allowed = asyncio.Event()  # requests may be sent to the server
+        self.sending_allowed = asyncio.Event()  # set while requests may be sent to the server
         # Loop time of the last response, or of the last change that may have delayed responses.
         self.last_activity_at = 0.0
         self._transport = transport
@@ -37,7 +36,7 @@ class ServerControl:
     async def load_weights(
         self, client: SGLangClient, weights: WeightsPublished, end_requests: Callable[[], Awaitable[None]]
     ) -> str | None:
-        """The adapter for later requests; None: the server's weights are new.
+        """Load new weights; return the adapter for later requests, or None if the server's own weights are new.
 
         `end_requests`: ends all requests of the server. Raises WeightsRefused if the old weights stay, EngineFailure if
         they are incomplete.
@@ -59,7 +58,7 @@ class ServerControl:
         return adapter
 
     async def pause(self, client: SGLangClient) -> None:
-        """In place: running requests keep their KV cache."""
+        """Pause the server in place: running requests keep their KV cache."""
         async with self._lock:
             self._paused = True
             self._update_sending_allowed()
@@ -77,7 +76,7 @@ class ServerControl:
             self._update_sending_allowed()
 
     async def release_memory(self, client: SGLangClient, pending: Sized) -> None:
-        """Raises EngineFailure if a request is pending or the server does not become idle."""
+        """Release the GPU memory. Raises EngineFailure if a request is pending or the server does not become idle."""
         async with self._lock:
             if pending:
                 raise EngineFailure(f"{len(pending)} requests are pending")
@@ -108,7 +107,7 @@ class ServerControl:
         self._logger.info("memory.released", parts=tags)
 
     async def _resume_memory(self, client: SGLangClient, tag: MemoryTag) -> None:
-        """Does nothing for memory that is not released."""
+        """Allocate the memory again, if it is released."""
         if tag in self._released:
             await client.resume_memory([tag])
             self._released.discard(tag)

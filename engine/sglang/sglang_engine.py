@@ -5,13 +5,13 @@ later. So a turn keeps its tokens if it is aborted while the server is paused, o
 breaks while the server lives. Each piece of the stream costs the server about as much as two
 tokens.
 
-    turn          waits while the engine is paused, has released its memory or loads weights; then it is one streamed
-                  request
-    abort         the engine asks the server to abort, and the server responds with the tokens so far; if it cannot
-                  (paused, request not started, no response within ABORT_TIMEOUT_S), the engine closes the stream, which
-                  aborts on the server too
-    server death  all pending and later turns fail immediately. The engine also declares the server dead if a turn times
-                  out, no turn has received anything for half of that timeout, and the server reports that it is ready
+    turn          waits while the engine is paused, has released its memory or loads weights; then the engine sends
+                  one streamed request
+    abort         the engine aborts the request on the server, which responds with the tokens so far; without a
+                  response within ABORT_TIMEOUT_S (server paused, request not started), the engine closes the
+                  stream, which aborts on the server too
+    server death  all pending and later turns fail immediately. The engine also declares the server dead if a turn
+                  times out, no turn has received anything for half of that timeout, and the server is ready
 """
 
 import asyncio
@@ -55,26 +55,26 @@ from asterism.engine.sglang.weights import WeightTransport, build_extra_key
 from asterism.engine.sglang.weights.adapters import AdapterTransport
 
 SHORT_STREAM_INTERVAL, LONG_STREAM_INTERVAL = 16, 256  # tokens of a turn per piece of its stream
-DEATH_TIMEOUT_S = 10.0  # for the process watcher to confirm that an unresponsive server died
+DEATH_TIMEOUT_S = 10.0  # time for the process watcher to confirm that an unresponsive server died
 # Version of a server that was started without --weight-version and never updated.
 DEFAULT_WEIGHT_VERSION = "default"
 
 
 class ServerHandle(Protocol):
     async def start(self) -> str:
-        """The base URL, once the server is ready."""
+        """Return the base URL once the server is ready."""
         ...
 
     @property
     def death(self) -> asyncio.Future[str]:
-        """The cause of death, once the server is dead."""
+        """The cause of death, set when the server dies."""
         ...
 
     async def close(self) -> None: ...
 
 
 class SGLangEngine:
-    """Implements asterism.engine.contract.Engine. Beyond `max_pending` concurrent calls, calls fail."""
+    """An engine of one SGLang server. Calls beyond `max_pending` concurrent ones fail."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class SGLangEngine:
         self._max_pending, self._abort_timeout_s, self._keeps_weights = max_pending, abort_timeout_s, keeps_weights
         self._client: SGLangClient | None = None
         self._failure: EngineFailure | None = EngineFailure("the engine has not been started")
-        self._pending: dict[int, PendingGeneration] = {}  # by sequence_id
+        self._pending: dict[int, PendingGeneration] = {}  # calls by sequence_id
         self._request_numbers = count(1)
         # Unique, because an external server may still run requests of an earlier incarnation.
         self._instance_id = uuid.uuid4().hex[:8]
@@ -114,12 +114,12 @@ class SGLangEngine:
         self._logger = structlog.get_logger()
 
     async def start(self) -> Capacity:
-        """Raises like the server's start, and InvalidResponse or UpdateRefused."""
+        """Start the server. Raises the errors of its start, InvalidResponse and UpdateRefused."""
         try:
             client = self._client = self._connect(await self._server.start())
             self._info = await client.get_server_info()
             self._vocab_size = load_model_config(self._model).vocab_size  # a token id outside of it crashes the server
-            await client.resume()  # its previous engine may have left it paused
+            await client.resume()  # the server's previous engine may have paused it
             if await _sync_weight_version(client, self._model, self.version, keeps_weights=self._keeps_weights):
                 self._weights = self._weights._replace(extra_key=self._instance_id)
             self._counters.record_rank_loads(await client.get_loads())
@@ -172,7 +172,7 @@ class SGLangEngine:
             pending.complete("abort")
 
     def release_cache(self, sequence_id: int) -> None:
-        """Sends nothing: the server evicts its least recently used prefixes."""
+        """Do nothing: the server evicts its least recently used prefixes."""
         self._counters.prefixes.mark_inactive(sequence_id)
 
     async def load_weights(self, weights: WeightsPublished) -> None:
@@ -190,7 +190,7 @@ class SGLangEngine:
         self._counters.prefixes.clear()
 
     async def pause(self) -> None:
-        """In place: running requests keep their KV cache."""
+        """Pause the server in place: running requests keep their KV cache."""
         await self._control.pause(self._require_client())
 
     async def resume(self) -> None:
@@ -208,7 +208,7 @@ class SGLangEngine:
         return self._counters.get_load(sum(turn.waiting_to_send for turn in self._pending.values()))
 
     async def close(self) -> None:
-        """Fails all pending turns. A second call does nothing."""
+        """Fail all pending turns. A second call does nothing."""
         client, self._client = self._client, None
         self._fail_all(EngineFailure("the engine is closed"))
         for task in self._tasks:
@@ -278,7 +278,7 @@ class SGLangEngine:
             pending.complete("length")
 
     async def _handle_failure(self, client: SGLangClient, pending: PendingGeneration, failure: EngineFailure) -> None:
-        """Keeps the tokens received so far if the server is alive or an abort was requested."""
+        """End the call with its tokens if the server is alive or an abort was requested; fail it otherwise."""
         connection_lost = isinstance(failure, (ServerUnreachable, ServerTimeout)) and not pending.abort_requested
         server_alive = connection_lost and await client.is_responsive()
         if connection_lost and not server_alive:
@@ -324,9 +324,9 @@ class SGLangEngine:
 
 
 async def _sync_weight_version(client: SGLangClient, model: Path, version: int, *, keeps_weights: bool) -> bool:
-    """Makes the server serve the checkpoint's weights under `version`, unless it keeps its own.
+    """Make the server serve the checkpoint's weights under `version`, unless it keeps its own.
 
-    True if the server had other weights: it cannot flush their cache while requests of its
+    Return True if the server had other weights: it cannot flush their cache while requests of its
     previous engine run, so the caller must hide that cache with a new extra_key.
     """
     loaded_version = (await client.get_model_info()).weight_version

@@ -1,5 +1,4 @@
-"""Builds the SGLang engine from the run's configuration: its server and weight transport. Imports
-torch."""
+"""Builds the SGLang engine of a run: its server and its weight transport. Imports torch."""
 
 from functools import partial
 from pathlib import Path
@@ -48,7 +47,7 @@ def build_engine(start: EngineStart) -> SGLangEngine:
 
 
 def _serves_own_model(run: RunConfig) -> bool:
-    """Whether a running server is evaluated with the weights that it has."""
+    """Return whether an evaluation keeps the weights of a running server."""
     return run.evaluation.only and bool(run.sglang.external_urls)
 
 
@@ -64,7 +63,7 @@ def _build_server(start: EngineStart, name: str, index: int) -> ServerHandle:
 def _build_transport(
     run: RunConfig, checkpoint: Path, checksums: ChecksumRegistry, node_folder: Path, index: int
 ) -> WeightTransport | AdapterTransport:
-    """`node_folder`: in memory, used by all engines of this node. `index`: of the engine on this node."""
+    """`node_folder`: a folder in memory, used by all engines of this node. `index`: the engine's index on the node."""
     dtype: torch.dtype = getattr(torch, run.engine.dtype)
     sglang, device = run.sglang, torch.device("cpu")
     if run.servers.transfer.shares_device:

@@ -1,4 +1,4 @@
-"""The engine kind "sglang": the servers that [sglang] configures, and the checks before a run starts. Without torch."""
+"""Describes the servers of the engine kind "sglang" and checks them before a run starts. Does not import torch."""
 
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from asterism.engine.model.model_config import load_model_config
 
 
 def describe_servers(run: RunConfig) -> Servers:
-    """Raises ValueError if the servers do not match the engines, or if engines of two nodes would share a server."""
+    """Return the servers. Raises ValueError if they do not match the engines, or engines of two nodes share one."""
     sglang, engines, transfer = run.sglang, run.engine.num_engines, WEIGHT_TRANSFERS[run.sglang.weights]
     require(
         len(sglang.external_urls) in (0, engines),

@@ -1,6 +1,6 @@
-"""Publishes and loads adapters: a small slot names its base, the frozen weights in a slot of their own.
+"""Publishes and loads adapters: a small slot names its base, which is a slot with the frozen weights.
 
-The body of the slot of a version, with its digest over all of it:
+The body of an adapter slot, which the digest covers:
 
     offset 0          the base: number, bytes and digest of its slot; scale of the adapters
     offset 64         the matrices A and B in float32 (asterism.engine.model.lora.lora_linear)
@@ -26,15 +26,15 @@ from asterism.engine.weight_transfer.slot_file import HEADER, build_header, get_
 from asterism.engine.weight_transfer.slot_mappings import SlotMappings
 from asterism.engine.weight_transfer.weight_layout import WeightLayout, get_layout
 
-BASE_VERSION = 0  # in the header of the base: the policy before RL
+BASE_VERSION = 0  # version in the header of the base: the policy before RL
 BASE_RECORD_BYTES = 64
 ADAPTER_DTYPE = torch.float32
 _RECORD = struct.Struct("<qq16sd")
-_MERGED_BYTES = 64 * 2**20  # of float32 values that are merged at once
+_MERGED_BYTES = 64 * 2**20  # bytes of float32 values that are merged at once
 
 
 class AdapterBase(NamedTuple):
-    slot: int  # number of the slot, in the folder of the adapters
+    slot: int  # number of the base's slot, in the folder of the adapters
     num_bytes: int
     digest: str
     scale: float  # alpha / r
@@ -50,7 +50,7 @@ class AdapterBase(NamedTuple):
 
 
 def parse_base(body: bytes) -> AdapterBase:
-    """`body`: at least its first BASE_RECORD_BYTES."""
+    """Parse the record of the base. `body`: at least its first BASE_RECORD_BYTES."""
     slot, num_bytes, digest, scale = _RECORD.unpack_from(body)
     return AdapterBase(slot, num_bytes, digest.hex(), scale)
 
@@ -69,7 +69,7 @@ def read_base(adapters: WeightsPublished) -> AdapterBase:
 
 
 def get_adapter_layout(parameters: Mapping[str, Tensor], options: LoraOptions) -> WeightLayout:
-    """`parameters`: the weights of the model, without adapters."""
+    """Return the layout of the adapters. `parameters`: the weights of the model, without adapters."""
     suffixes, shapes = tuple(f".{target}.weight" for target in options.targets), dict[str, tuple[int, int]]()
     for name, weights in parameters.items():
         if name.endswith(suffixes):
@@ -82,15 +82,15 @@ class AdapterLoader:
     """Merges published adapters into the parameters of one engine."""
 
     def __init__(self, dtype: torch.dtype, options: LoraOptions, mappings: SlotMappings | None = None) -> None:
-        """`dtype`: of the base."""
+        """`dtype`: the base's dtype."""
         self._dtype, self._options, self._mappings = dtype, options, mappings
-        self._held_base = ""  # digest of the base, of which the engine has the parameters without adapters
+        self._held_base = ""  # digest of the base in the engine, whose parameters without adapters it keeps
 
     @torch.no_grad()
     def load(self, adapters: WeightsPublished, parameters: Mapping[str, Tensor]) -> None:
         """Write base + scale B A into `parameters`, or leave them unchanged and raise WeightsRefused.
 
-        `parameters`: the same at each call. The sum is computed in float32 in blocks, and then converted to their dtype.
+        `parameters`: the same at each call. The sum is computed in float32 blocks, then converted to their dtype.
         """
         adapter_layout = get_adapter_layout(parameters, self._options)
         with open_body(adapters, adapter_layout, self._mappings) as body:
@@ -108,7 +108,7 @@ class AdapterLoader:
 
 
 def _merge_into(parameter: Tensor, weights: Tensor, b_OK: Tensor, a_KI: Tensor, scale: float) -> None:
-    """The products are computed on the device of the parameter."""
+    """Write W + scale B A into the parameter; the products are computed on its device."""
     a_KI = a_KI.to(parameter.device)
     num_rows = max(1, _MERGED_BYTES // (ADAPTER_DTYPE.itemsize * weights.shape[1]))
     blocks = zip(parameter.split(num_rows), weights.split(num_rows), b_OK.split(num_rows), strict=True)

@@ -24,14 +24,14 @@ MAX_THREADS = 8  # more do not help: memory limits the rate
 
 
 def count_threads(processes: int = 1) -> int:
-    """Return the number of threads of each of the `processes` that digest at the same time."""
+    """Return the number of threads of each of the `processes` that compute digests at the same time."""
     return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // processes))
 
 
 def count_device_threads(device: torch.device, processes: int = 1) -> int:
     """Return the number of threads of a learner or engine on this device.
 
-    On a CPU the other threads compute: only one digests.
+    One thread computes digests on a CPU, because the other threads run the model.
     """
     return count_threads(processes) if device.type == "cuda" else 1
 
@@ -49,7 +49,7 @@ def find_damaged_chunk(slot: memoryview, num_bytes: int, threads: int) -> int | 
 
 
 def _map_chunks(function: Callable[[int], Result], numbers: Sequence[int], threads: int) -> list[Result]:
-    """Call the function for each chunk, in threads. A single chunk is not worth a thread."""
+    """Call the function for each chunk, in threads unless there is a single chunk."""
     if min(len(numbers), threads) <= 1:
         return [function(number) for number in numbers]
     with ThreadPoolExecutor(min(len(numbers), threads)) as pool:
@@ -57,20 +57,20 @@ def _map_chunks(function: Callable[[int], Result], numbers: Sequence[int], threa
 
 
 class RunningDigests:
-    """Writes the digests of complete chunks while later ones are still copied. All are written at the end of the context."""
+    """Writes the digests of complete chunks while later chunks are copied. The context ends when all are written."""
 
     def __init__(self, slot: memoryview, num_bytes: int, threads: int) -> None:
         self._slot, self._num_bytes, self._num_chunks = slot, num_bytes, count_digest_chunks(num_bytes)
         threads = min(threads, self._num_chunks)
-        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None  # None: in the thread that writes
-        self._next = 0  # chunk
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None  # None: digest in the writing thread
+        self._next = 0  # number of the next chunk to digest
         self._futures: list[Future[None]] = []
 
     def __enter__(self) -> RunningDigests:
         return self
 
     def advance(self, end: int, wait: Callable[[], object] | None = None) -> None:
-        """All bytes of the parameters up to `end` are written, once `wait` returns in another thread."""
+        """Declare all bytes of the parameters up to `end` written once `wait` returns; it runs in another thread."""
         complete = self._num_chunks if end == self._num_bytes else end // DIGEST_CHUNK_BYTES
         for number in range(self._next, complete):
             if self._pool is None:

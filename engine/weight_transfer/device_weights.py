@@ -1,6 +1,6 @@
 """Keeps the newest published weights in the memory of the learner's GPU, for engines on the same GPU.
 
-The learner writes each version into one buffer, in the layout of a slot, and copies it from there into the slot. A record
+The learner writes each version into one buffer, in the layout of a slot, and copies the buffer into the slot. A record
 in the folder of the slots has the version, its digest, a checksum of the buffer, and a handle of its memory:
 
     learner    locks the record exclusively and empties it, writes the buffer, fills the record and unlocks it
@@ -9,8 +9,8 @@ in the folder of the slots has the version, its digest, a checksum of the buffer
 Between loads no engine has the buffer mapped, so the GPU gets the memory back when the learner ends. torch counts one
 release of the memory per load: the lock, not this count, keeps the learner from writing while an engine copies.
 
-An engine that cannot use the buffer loads the slot: it is on another GPU or node, the record has another version or is
-locked, the learner has ended, or the memory cannot be mapped.
+An engine loads the slot instead of the buffer if it is on another GPU or node, if the record has another version or is
+locked, if the learner has ended, or if the memory cannot be mapped.
 """
 
 import os
@@ -28,15 +28,15 @@ from asterism.engine.weight_transfer.memory_sharing import MemorySharing, Shared
 from asterism.engine.weight_transfer.shared_memory import copy_into, wait_for_copies
 from asterism.engine.weight_transfer.weight_layout import WeightLayout, get_layout
 
-RECORD_NAME = "device_weights"  # of the file in the folder of the slots
-_CHECKSUM_VALUES = 8 * 2**20  # of 64 bits that are summed at once
+RECORD_NAME = "device_weights"  # name of the record's file in the folder of the slots
+_CHECKSUM_VALUES = 8 * 2**20  # number of 64-bit values that are summed at once
 _CHECKSUM_FACTOR, _CHECKSUM_MASK = 0x9E3779B97F4A7C15, 2**63 - 1
 
 
 class DeviceRecord(msgspec.Struct, frozen=True):
     kind: str
     device_id: str
-    process: int  # the learner's id
+    process: int  # pid of the learner
     handle: bytes
     version: int
     num_bytes: int
@@ -54,17 +54,17 @@ def compute_checksum(body: Tensor) -> int:
 
 
 class DeviceWeightsWriter:
-    """Writes the buffer, in the learner. Without a free record or memory, a version is only in its slot."""
+    """Writes the buffer in the learner. Without a free record or memory, only the slot has the version."""
 
     def __init__(self, folder: Path, num_bytes: int, sharing: MemorySharing) -> None:
-        """`folder`: of the slots."""
+        """`folder`: the folder of the slots."""
         self._path, self._num_bytes, self._sharing = folder / RECORD_NAME, num_bytes, sharing
         self._buffer: SharedBuffer | None = None
         self._has_failed = False
         self._record: int | None = None  # the open record while the buffer is written
 
     def begin(self) -> Tensor | None:
-        """Return the buffer, to be written until `finish`; None if an engine still copies the version before."""
+        """Return the buffer, to be written until `finish`; None if an engine still copies the previous version."""
         buffer = self._allocate()
         if buffer is None:
             return None
@@ -95,7 +95,7 @@ class DeviceWeightsWriter:
             checksum=compute_checksum(self._buffer.body),
         )
         os.pwrite(self._record, msgspec.msgpack.encode(record), 0)
-        os.close(self._record)  # unlocks it
+        os.close(self._record)  # closing the record unlocks it
         self._record = None
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class DeviceWeightsReader:
         self._sharing = sharing
 
     def load(self, published: WeightsPublished, parameters: Mapping[str, Tensor], dtype: torch.dtype) -> bool:
-        """Copy the published weights into `parameters`. False, without a change, if they must come from the slot."""
+        """Copy the published weights into `parameters`. Return False, without a change, if the slot must be loaded."""
         try:
             self._load(published, parameters, get_layout(parameters, dtype))
         except SharingFailed as failure:
@@ -137,7 +137,7 @@ class DeviceWeightsReader:
     def _load(self, published: WeightsPublished, parameters: Mapping[str, Tensor], layout: WeightLayout) -> None:
         """Load from the buffer. Raises SharingFailed.
 
-        Only variables of this call refer to the mapped buffer: its end unmaps the buffer.
+        Only variables of this call refer to the mapped buffer, so returning unmaps the buffer.
         """
         path = Path(published.path).with_name(RECORD_NAME)
         try:

@@ -33,7 +33,7 @@ def unlock(file: int) -> None:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process has a lock on the file or folder."""
+    """Return whether a process holds a lock on the file or folder."""
     with opened(path) as file:
         return not try_lock(file)
 

@@ -1,6 +1,6 @@
-"""Shares memory of a device with other processes of the machine, which map it by a handle: CUDA IPC.
+"""Shares a device's memory with other processes of the machine, which map the memory by a handle (CUDA IPC).
 
-MemorySharing is the seam: the tests use files in shared memory in place of a GPU's memory.
+Tests implement MemorySharing with files in shared memory instead of a GPU's memory.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -40,11 +40,11 @@ class MemorySharing(Protocol):
 
 
 class _CudaHandle(msgspec.Struct, frozen=True, array_like=True):
-    """A handle has what torch.UntypedStorage._share_cuda_ returns after the device, and _new_shared_cuda takes."""
+    """A handle: the values that torch.UntypedStorage._share_cuda_ returns after the device, for _new_shared_cuda."""
 
     memory: bytes
     num_bytes: int
-    offset: int  # in the allocation, which may hold other tensors
+    offset: int  # offset in the allocation, which may hold other tensors
     ref_counter: bytes
     ref_counter_offset: int
     event: bytes
@@ -69,7 +69,7 @@ class CudaSharing:
             body = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
             storage: Any = body.untyped_storage()
             _, *fields = storage._share_cuda_()
-        except RuntimeError as error:  # also torch.OutOfMemoryError
+        except RuntimeError as error:  # includes torch.OutOfMemoryError
             raise SharingFailed(str(error).partition("\n")[0]) from error
         return SharedBuffer(body, msgspec.msgpack.encode(fields))
 

@@ -1,6 +1,6 @@
-"""Locks the pages of mapped slots: a GPU copies it asynchronously, and at the full rate of its link.
+"""Locks the pages of mapped slots, so that a GPU copies them asynchronously and at the full rate of its link.
 
-Memory is registered once for each mapping, since that takes about as long as a copy, and not for each version.
+The memory of a mapping is registered only once, because registering takes about as long as a copy.
 """
 
 import weakref
@@ -12,7 +12,7 @@ import numpy as np
 import structlog
 import torch
 
-_PORTABLE = 1  # cudaHostRegisterPortable: for all devices of the process
+_PORTABLE = 1  # cudaHostRegisterPortable: locked for all devices of the process
 
 
 class PageLocker(Protocol):
@@ -24,10 +24,10 @@ class PageLocker(Protocol):
 
 
 class CudaPageLocker:
-    """Locks pages for a GPU. A failure is logged: memory that stays pageable makes copies slower, but not wrong."""
+    """Locks pages for a GPU. A failure is logged: copies of pageable memory are slower, but correct."""
 
     def __init__(self, device: torch.device) -> None:
-        """`device`: another one than the process uses would get a CUDA context, which takes memory."""
+        """`device`: the process's own; another device would get a CUDA context, which takes memory."""
         self._device = device
 
     def register(self, address: int, num_bytes: int) -> bool:
@@ -41,27 +41,27 @@ class CudaPageLocker:
             self._has_succeeded(error, "weights.pages_not_unlocked")
 
     def _has_succeeded(self, error: Any, event: str, **details: int) -> bool:
-        """Log an error by its name, and clear it. `error`: a call's result, of torch's type cudaError."""
+        """Return whether a call succeeded; log an error by its name, and clear it. `error`: torch's cudaError."""
         if int(error) == 0:
             return True
-        with suppress(RuntimeError):  # the next launch of a kernel reports this error again, and clears it
+        with suppress(RuntimeError):  # the next kernel launch reports this error again, and clears it
             torch.zeros(1, device=self._device)
         cause = str(_get_cudart().cudaGetErrorString(error))
         structlog.get_logger().warning(event, cause=cause, cuda_error=int(error), **details)
         return False
 
 
-def _get_cudart() -> Any:  # torch's stubs do not describe it
+def _get_cudart() -> Any:  # torch has no stubs for it
     return torch.cuda.cudart()
 
 
 def make_page_locker(device: torch.device) -> PageLocker | None:
-    """Return None for a device that reads main memory itself."""
+    """Return a locker of pages, or None for a device that reads main memory itself."""
     return CudaPageLocker(device) if device.type == "cuda" else None
 
 
 class LockedPages:
-    """The pages of a mapping stay locked until this object is deleted. The mapping must be shared and writable."""
+    """Locked pages of a mapping, until this object is deleted. The mapping must be shared and writable."""
 
     def __init__(self, content: mmap, locker: PageLocker | None) -> None:
         self.is_locked = False
@@ -74,5 +74,5 @@ class LockedPages:
 
 
 def _unregister(locker: PageLocker, address: int, content: mmap) -> None:
-    """`content` is an argument because the pages must be mapped until now."""
+    """Unlock the pages; the argument `content` keeps them mapped until now."""
     locker.unregister(address)

@@ -8,17 +8,14 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.model.lora.lora_options import count_adapter_parameters, get_lora_options
 from asterism.engine.model.model_config import DecoderConfig
 
-MAX_FOLDERS = (
-    2  # for servers that exist at the same time, with the one in writing (asterism.engine.sglang.weights.node_folder)
-)
+MAX_FOLDERS = 2  # folders of a node at the same time (asterism.engine.sglang.weights.node_folder)
 _VALUE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def count_slot_bytes(config: DecoderConfig, parameters: int, run: RunConfig) -> int:
-    """Return the bytes of all versions in shared memory.
+    """Return the bytes of all versions in shared memory: weights in engine.dtype, or a base and float32 adapters.
 
-    They are whole weights in engine.dtype, or one base and adapters in float32.
-    `parameters`: of the model of `config`, without adapters.
+    `parameters`: number of parameters of `config`'s model, without adapters.
     """
     base = count_version_bytes(parameters, run)
     options = get_lora_options(run.learner)
@@ -30,7 +27,7 @@ def count_slot_bytes(config: DecoderConfig, parameters: int, run: RunConfig) -> 
 def count_folders(run: RunConfig) -> int:
     """Return the number of folders of whole weights that the servers of a node read at the same time.
 
-    A second one exists while an engine that restarts still reads the version before. Several servers share a folder.
+    A restarting engine may still read the previous version in a second folder. Several servers share a folder.
     """
     if not run.servers.transfer.reads_folder:
         return 0
@@ -42,7 +39,7 @@ def count_folder_bytes(parameters: int, run: RunConfig) -> int:
 
 
 def shares_gpu_weights(run: RunConfig) -> bool:
-    """Return whether the learner keeps the published weights on its GPU too, for the embedded engine there."""
+    """Return whether the learner also keeps the published weights on its GPU, for the embedded engine there."""
     needs = list_sharing_needs(run.engine, run.learner, run.cluster.learner_nodes)
     return run.engine.share_gpu_weights is not False and not needs
 

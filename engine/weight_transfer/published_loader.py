@@ -1,7 +1,7 @@
 """Loads a published version into an embedded engine.
 
 adapters                     from a slot, merged with their base
-weights of a learner with    from the memory of that GPU; if it cannot be used, from the slot. Never run on a GPU
+weights of a learner with    from the memory of that GPU, or from the slot if that fails. Never run on a GPU
   one rank on the same GPU
 other weights                from a slot, with page-locked memory for an engine on a GPU
 """
@@ -30,7 +30,7 @@ class PublishedLoader:
         lora: LoraOptions | None = None,
         sharing: MemorySharing | None = None,
     ) -> None:
-        """`lora`: published weights are adapters. `sharing`: by which a learner on `device` shares its memory."""
+        """`lora`: published weights are adapters. `sharing`: how a learner on `device` shares its memory."""
         self._dtype = dtype
         self._mappings = SlotMappings(make_page_locker(device), count_device_threads(device))
         self._adapters = None if lora is None else AdapterLoader(dtype, lora, self._mappings)
@@ -38,7 +38,7 @@ class PublishedLoader:
         self.device_reader = None if sharing is None or lora is not None else DeviceWeightsReader(sharing)
 
     def load(self, weights: WeightsPublished, parameters: Mapping[str, Tensor]) -> None:
-        """Raises WeightsRefused; `parameters` then keep their values."""
+        """Load the weights into `parameters`, or leave them unchanged and raise WeightsRefused."""
         if self._adapters is not None:
             self._adapters.load(weights, parameters)
         elif self.device_reader is None or not self.device_reader.load(weights, parameters, self._dtype):

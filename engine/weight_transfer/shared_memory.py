@@ -17,7 +17,7 @@ from asterism.engine.weight_transfer.slot_file import compute_file_bytes, digest
 from asterism.engine.weight_transfer.slot_mappings import SlotMappings, map_privately
 from asterism.engine.weight_transfer.weight_layout import WeightLayout, get_layout, view_body
 
-_TRANSPOSED_ROWS = 64  # of a matrix that are transposed at once, in the processor's cache
+_TRANSPOSED_ROWS = 64  # rows of a matrix that are transposed at once, in the processor's cache
 
 
 @contextmanager
@@ -26,8 +26,8 @@ def open_published(
 ) -> Generator[dict[str, Tensor]]:
     """Yield views of the published parameters, verified; valid and unchanged inside the context.
 
-    `mappings`: of an engine that loads each version. `threads`: that verify it, without mappings. Raises WeightsRefused if
-    the slot does not hold these weights.
+    `mappings`: mappings of an engine that loads each version. `threads`: number of threads that verify it without
+    mappings. Raises WeightsRefused if the slot does not hold these weights.
     """
     with open_body(published, layout, mappings, threads=threads) as body:
         yield layout.view(body)
@@ -37,7 +37,7 @@ def open_published(
 def open_body(
     published: WeightsPublished, layout: WeightLayout, mappings: SlotMappings | None = None, *, threads: int = 1
 ) -> Generator[Tensor]:
-    """Yield the prefix and the parameters, uint8 [num_bytes]; otherwise as open_published."""
+    """Yield the prefix and the parameters, uint8 [num_bytes]. Arguments and errors are those of open_published."""
     if published.num_bytes != layout.num_bytes:
         raise WeightsRefused(f"weights have {published.num_bytes} bytes, but the model needs {layout.num_bytes}")
     with _opened(Path(published.path)) as file, _share_locked(file):
@@ -56,7 +56,7 @@ def load_published(
     mappings: SlotMappings | None = None,
 ) -> None:
     """Copy the published weights, which have `dtype`, into `parameters`, or leave them unchanged and raise
-    WeightsRefused: all chunks are verified before the first parameter is written."""
+    WeightsRefused. All chunks are verified before the first parameter is written."""
     with open_published(published, get_layout(parameters, dtype), mappings) as views, torch.no_grad():
         for name, parameter in parameters.items():
             copy_into(parameter, views[name])
@@ -64,7 +64,7 @@ def load_published(
 
 
 def wait_for_copies(parameters: Mapping[str, Tensor]) -> None:
-    """Wait until the GPU has read the slot: only then it may be overwritten."""
+    """Wait until the GPU has read the slot, which may be overwritten only then."""
     for device in {parameter.device for parameter in parameters.values()}:
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
@@ -87,7 +87,7 @@ def _share_locked(file: int) -> Generator[None]:
     try:
         yield
     finally:
-        unlock(file)  # before the mapping ends, which keeps the file open
+        unlock(file)  # unlock here, because the mapping keeps the file open
 
 
 def _verify(content: mmap.mmap, published: WeightsPublished, threads: int) -> None:
@@ -103,9 +103,9 @@ def _verify(content: mmap.mmap, published: WeightsPublished, threads: int) -> No
 
 
 def copy_into(parameter: Tensor, source: Tensor) -> None:
-    """Copy without waiting for a GPU.
+    """Copy a parameter without waiting for a GPU.
 
-    Engines store matrices transposed, which torch copies on a CPU several times more slowly at once than in blocks.
+    Engines store matrices transposed; on a CPU, torch copies such a matrix several times faster in blocks.
     """
     is_transposed = (
         parameter.dim() == 2 and parameter.device.type == "cpu" and parameter.stride(0) < parameter.stride(1)

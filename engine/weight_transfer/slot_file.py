@@ -1,4 +1,4 @@
-"""Defines the file format of published weights, and the requests for chunks of it over the network.
+"""Defines the file format of published weights, and the network requests for their chunks.
 
     offset 0          header: magic, policy version, bytes of the parameters, digest of the chunk table
     offset 64         chunk table: the XXH3-128 digest of each DIGEST_CHUNK_BYTES of the parameters
@@ -7,8 +7,8 @@
 The header is invalid while the parameters are written. The digest identifies the weights: two versions with equal
 parameters have equal digests, and a version that is trained again has another digest unless its bits are the same.
 
-A node requests a chunk by slot, version, digest, offset and length. The answer is the request's frame, then a frame with
-the bytes if the slot holds these weights.
+A node requests a chunk by slot, version, digest, offset and length. The answer repeats the request's frame, and adds a
+frame with the bytes if the slot holds these weights.
 """
 
 import mmap
@@ -24,7 +24,7 @@ from asterism.bus.messages import WeightsPublished
 
 HEADER = struct.Struct("<8sqq16s")
 MAGIC = b"asterism"
-UNFINISHED_VERSION = -1  # in place of the version while a slot is written
+UNFINISHED_VERSION = -1  # replaces the version while a slot is written
 DIGEST_CHUNK_BYTES = 16 * 2**20
 _TABLE_OFFSET = 64
 _DIGEST_BYTES = 16
@@ -69,7 +69,7 @@ def count_digest_chunks(num_bytes: int) -> int:
 
 
 def get_body_offset(num_bytes: int) -> int:
-    """Return the offset of the parameters in a slot with `num_bytes` of them."""
+    """Return the offset of `num_bytes` of parameters in their slot."""
     end = _TABLE_OFFSET + _DIGEST_BYTES * count_digest_chunks(num_bytes)
     return -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
 
@@ -114,7 +114,7 @@ def get_slot_path(folder: Path, number: int) -> Path:
 
 CHUNK_BYTES = 4 * 2**20
 WINDOW_CHUNKS = 3  # outstanding requests of one node
-MAX_REQUEST_BYTES = 4096  # CURVE's handshake messages have 500
+MAX_REQUEST_BYTES = 4096  # CURVE's handshake messages have 500 bytes
 
 _NonNegativeInt = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
@@ -123,7 +123,7 @@ class ChunkRequest(msgspec.Struct, frozen=True, array_like=True):
     slot: _NonNegativeInt
     version: _NonNegativeInt
     digest: str
-    offset: _NonNegativeInt  # from the first byte of the parameters
+    offset: _NonNegativeInt  # offset from the first byte of the parameters
     length: Annotated[int, msgspec.Meta(ge=1, le=CHUNK_BYTES)]
 
 

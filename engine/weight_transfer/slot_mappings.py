@@ -1,7 +1,7 @@
-"""Keeps the slots that an engine has mapped.
+"""Maps slots for an engine and keeps the mappings that it can use again.
 
-The learner overwrites a slot in place, so the mapping of its file stays valid, and its pages are locked once for a GPU.
-A slot of another node is a new file in each version. So a mapping is kept only if its file is mapped a second time.
+The learner overwrites a slot in place, so the mapping of its file stays valid, and a GPU's pages are locked once.
+Another node writes a new file for each version. So a mapping is kept only if its file is mapped a second time.
 """
 
 import mmap
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from asterism.engine.weight_transfer.page_locks import LockedPages, PageLocker
 
-_MADV_POPULATE_READ = 22  # of Linux 5.14; Python has no name for it
+_MADV_POPULATE_READ = 22  # constant of Linux 5.14; Python has no name for it
 
 
 class _FileId(NamedTuple):
@@ -27,14 +27,14 @@ class _KeptMapping(NamedTuple):
 
 class SlotMappings:
     def __init__(self, locker: PageLocker | None = None, threads: int = 1) -> None:
-        """`threads`: that verify a version."""
+        """`threads`: number of threads that verify a version."""
         self.threads = threads
         self._locker = locker
         self._seen: dict[Path, _FileId] = {}
         self._kept: dict[Path, _KeptMapping] = {}
 
     def map(self, path: Path, file: int) -> mmap.mmap:
-        """Return the content of the open file, which `path` named."""
+        """Return the content of the open file. `path`: the name under which it was opened."""
         self._drop_replaced()
         status = os.fstat(file)
         file_id = _FileId(status.st_dev, status.st_ino)
@@ -47,7 +47,7 @@ class SlotMappings:
         return self._kept[path].content
 
     def _drop_replaced(self) -> None:
-        """Drop files that a path no longer names: they would keep their memory."""
+        """Drop files whose path names another file: they would keep their memory."""
         for path, file_id in list(self._seen.items()):
             if _identify(path) != file_id:
                 del self._seen[path]
@@ -63,7 +63,7 @@ def map_privately(file: int) -> mmap.mmap:
 
 
 def _map_shared(file: int) -> mmap.mmap:
-    """A GPU's driver would copy the pages of a private mapping when it locks them."""
+    """Map the file shared: a GPU's driver would copy the pages of a private mapping when it locks them."""
     writable = os.open(f"/proc/self/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
     try:
         content = mmap.mmap(writable, 0)

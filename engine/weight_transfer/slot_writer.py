@@ -1,7 +1,7 @@
-"""Writes new weights into the slots in shared memory: all ranks of the leading rank's machine write one slot together.
+"""Writes new weights into the slots in shared memory; the ranks of the leading rank's machine write a slot together.
 
-A slot is overwritten under an exclusive lock of its file. If an engine still reads the slot, a new file replaces it, and
-the engine keeps the old one. Overwriting is faster, because the file's pages are in memory.
+A slot is overwritten under an exclusive lock of its file. If an engine still reads the slot, a new file replaces it,
+and the engine keeps the old one. Overwriting is faster, because the file's pages are in memory.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _NO_DIGEST = "00" * 16
 class SlotWriter:
     """Gives one rank access to slot `first_slot + version % num_slots`.
 
-    Earlier versions stay readable while engines load them.
-    The leading rank prepares a slot; then all ranks of its machine write and digest their parts; then it seals the slot.
+    Earlier versions stay readable while engines load them. The leading rank prepares a slot; then all ranks of its
+    machine write and digest their parts; then the leading rank seals the slot.
     `folder` is in shared memory and belongs to the run (RunFolder.shared_memory); the launcher removes it.
     """
 
@@ -52,7 +52,7 @@ class SlotWriter:
         locker: PageLocker | None = None,
         threads: int = 1,
     ) -> None:
-        """`locker`: locks the pages of each slot once, for copies from a GPU. `threads`: of this rank, for digests."""
+        """`locker`: locks the pages of each slot once, for copies from a GPU. `threads`: number for digests."""
         self._folder, self._threads = folder, threads
         self._locker = locker
         self._first_slot = first_slot
@@ -60,7 +60,7 @@ class SlotWriter:
         self._slots: list[_MappedSlot | None] = [None] * num_slots
 
     def prepare(self, version: int, prefix: bytes = b"") -> None:
-        """Invalidate the slot, allocate its memory and write the layout's prefix. Raises DiskError if the memory is full."""
+        """Invalidate the slot, allocate its memory and write the prefix. Raises DiskError if the memory is full."""
         path = self._get_path(version)
         with raising_disk_errors(path):
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ class SlotWriter:
         return RunningDigests(memoryview(self._open_slot(version).content), self._layout.num_bytes, self._threads)
 
     def seal(self, version: int) -> WeightsPublished:
-        """Make the slot valid, after all ranks have written their digests; returns the message for the engines."""
+        """Make the slot valid, after all ranks have written their digests; return the message for the engines."""
         slot, num_bytes = self._open_slot(version), self._layout.num_bytes
         digest = digest_table(get_chunk_table(memoryview(slot.content), num_bytes), num_bytes)
         published = WeightsPublished(version, str(self._get_path(version)), num_bytes, digest)
@@ -109,7 +109,7 @@ class SlotWriter:
         return slot
 
     def _lock_present(self, version: int) -> _MappedSlot | None:
-        """Return the slot, locked; None if there is no such file, an engine reads it, or it has another size.
+        """Return the locked slot; None if there is no such file, an engine reads it, or it has another size.
 
         A killed learner may leave an empty file.
         """
@@ -128,7 +128,7 @@ class SlotWriter:
 
 
 class _MappedSlot:
-    """A mapped file. Its lock ends with the object, or with the process."""
+    """A mapped file. Its lock ends when the object is deleted or the process exits."""
 
     def __init__(self, path: Path, locker: PageLocker | None) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -152,7 +152,7 @@ class _MappedSlot:
 
 def _create_slot(path: Path, size: int, locker: PageLocker | None) -> _MappedSlot:
     with path.open("xb") as file:
-        # A full memory raises here, instead of a SIGBUS later. Only then has the file its size.
+        # posix_fallocate raises if the memory is full, instead of a SIGBUS later; the file has its size only then.
         os.posix_fallocate(file.fileno(), 0, size)
     slot = _MappedSlot(path, locker)
     assert slot.try_lock(), f"{path} is new, but locked"

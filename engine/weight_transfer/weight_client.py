@@ -42,12 +42,12 @@ from asterism.engine.weight_transfer.slot_file import (
     write_chunk_digest,
 )
 
-ANSWER_TIMEOUT_S = 10.0  # a connection without an answer for this long is closed
+ANSWER_TIMEOUT_S = 10.0  # a connection is closed after this time without an answer
 _MIN_CHUNK_BYTES = 16 * 2**10
-_BACKOFF_S, _MAX_BACKOFF_S = 0.1, 5.0  # between connections; doubled after each connection without data
-_STOP_POLL_S = 0.1  # between checks of the stop event
+_BACKOFF_S, _MAX_BACKOFF_S = 0.1, 5.0  # wait between connections; doubled after each connection without data
+_STOP_POLL_S = 0.1  # interval of checks of the stop event
 _RECONNECT_MS, _RECONNECT_MAX_MS = 50, 2_000
-_FAST_ANSWER_FRACTION = 1 / 8  # of the answer timeout
+_FAST_ANSWER_FRACTION = 1 / 8  # share of the answer timeout
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 Socket = zmq.Socket[bytes]
@@ -65,9 +65,9 @@ class WeightsFetcher:
         *,
         has_base: bool = False,
     ) -> None:
-        """`folder` is shared by this node's generators; the learner does not write to it. host and port: of the server.
+        """`folder`: this node's generators share it, and the learner does not write to it. host and port: the server's.
 
-        `has_base`: adapters are published, and their base is fetched, too, if this node does not have it.
+        `has_base`: adapters are published; their base is fetched too, if this node does not have it.
         """
         self._folder = folder
         self._endpoint = f"tcp://{host}:{port}"
@@ -94,7 +94,7 @@ class WeightsFetcher:
         return replace(published, path=str(slot))
 
     def _fetch_slots(self, published: WeightsPublished, stop: threading.Event) -> Path:
-        """Runs in a thread. After `stop` its result is meaningless."""
+        """Fetch the slots in a thread. After `stop` the result is meaningless."""
         slot = self._fetch_slot(published, stop)
         if self._has_base and not stop.is_set():
             adapters = replace(published, path=str(slot))
@@ -124,7 +124,7 @@ class WeightsFetcher:
             part.unlink(missing_ok=True)
 
     def _download_with_retries(self, transfer: _WeightsDownload, stop: threading.Event) -> bool:
-        """Connect until the download is complete; False if it was stopped before."""
+        """Reconnect until the download is complete; return False if it was stopped before."""
         backoff_s = _BACKOFF_S
         while not transfer.is_complete and not stop.is_set():
             before = transfer.received_bytes
@@ -159,8 +159,8 @@ class _WeightsDownload:
         self._slot = slot
         self._file = file
         self._chunk_bytes = self._max_chunk_bytes = chunk_bytes
-        self._next_offset = 0  # of the next request
-        self._outstanding: dict[bytes, ChunkRequest] = {}  # by the request's frame, in order
+        self._next_offset = 0  # offset of the next request
+        self._outstanding: dict[bytes, ChunkRequest] = {}  # requests by frame, in order
 
     @property
     def received_bytes(self) -> int:
@@ -231,7 +231,7 @@ def _get_slot_number(published: WeightsPublished) -> int:
 
 @contextmanager
 def _locked(path: Path, stop: threading.Event) -> Generator[None]:
-    """The kernel releases the lock of a dead process. After `stop` the body runs without the lock."""
+    """Hold a lock, which the kernel releases if the process dies. After `stop` the body runs without the lock."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with path.open("ab") as file:
         wait_for_lock(file.fileno(), stop)
@@ -243,12 +243,12 @@ class ConnectionBroken(Exception):
 
     def __init__(self, cause: str, was_connected: bool) -> None:
         super().__init__(cause)
-        self.was_connected = was_connected  # and the handshake had succeeded
+        self.was_connected = was_connected  # whether the handshake had succeeded
 
 
 class WeightConnection:
     def __init__(self, endpoint: str, key: ClusterKey, answer_timeout_s: float, stop: threading.Event) -> None:
-        """An unreachable server is retried for `answer_timeout_s`."""
+        """Connect; retry an unreachable server for `answer_timeout_s`."""
         self.is_fast = False  # whether the last answer took less than _FAST_ANSWER_FRACTION of the timeout
         self._answer_timeout_s = answer_timeout_s
         self._stop = stop
@@ -278,7 +278,7 @@ class WeightConnection:
         self._socket.send(request)
 
     def receive(self) -> tuple[bytes, zmq.Frame | None]:
-        """Receive the next answer: its request's frame, and the bytes if the server has them. Raises ConnectionBroken."""
+        """Receive an answer: its request's frame, and the bytes if the server has them. Raises ConnectionBroken."""
         began = time.monotonic()
         while not self._stop.is_set():
             if time.monotonic() - began > self._answer_timeout_s:

@@ -17,12 +17,12 @@ _ALIGNMENT = 64
 
 
 class _Place(NamedTuple):
-    start: int  # in values
+    start: int  # offset in values
     shape: tuple[int, ...]
 
 
 class WeightLayout:
-    """A layout has the places of all parameters of a model, after a prefix. `num_bytes`: of the body of the slot."""
+    """The places of all parameters of a model, after a prefix. `num_bytes`: size of the body of the slot."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype, prefix_bytes: int = 0) -> None:
         """`prefix_bytes`: a multiple of 64."""
@@ -55,7 +55,7 @@ class WeightLayout:
 
 
 def get_layout(parameters: Mapping[str, Tensor], dtype: torch.dtype, prefix_bytes: int = 0) -> WeightLayout:
-    """`parameters`: whole or sharded."""
+    """Return the layout of the parameters. `parameters`: whole or sharded."""
     return WeightLayout({name: parameter.shape for name, parameter in parameters.items()}, dtype, prefix_bytes)
 
 

@@ -1,8 +1,8 @@
-"""`python -m asterism.engine.weight_transfer.weight_server --run-folder FOLDER --host HOST --port PORT --key FILE`: the process `weights`.
+"""Runs the process `weights`: `python -m asterism.engine.weight_transfer.weight_server --run-folder FOLDER ...`.
 
-It serves weights from this machine's shared memory to the other nodes of a cluster. It consumes requests for chunks and
-answers each. It waits only for the disk, never for a node: answers that a node does not receive are bounded by its
-outstanding requests. SIGTERM ends it.
+The process serves weights from this machine's shared memory to the other nodes of a cluster: it receives requests for
+chunks and answers each. It waits only for the disk, never for a node: a node's outstanding requests bound the answers
+that it has not received. SIGTERM ends the process.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ from asterism.engine.weight_transfer.slot_file import (
 )
 
 PROCESS_NAME = "weights"
-REPORT_S = 10.0  # between log lines, if the counts have changed
+REPORT_S = 10.0  # interval of log lines, if the counts have changed
 _READERS = 4  # concurrent reads from the slots
-_IO_THREADS = 4  # of ZeroMQ: each encrypts for a part of the connections
-_MAX_QUEUED_ANSWERS = 2 * WINDOW_CHUNKS  # per connection; twice, because ZeroMQ updates its count after half of them
-_MAX_QUEUED_REQUESTS = 64  # per connection
+_IO_THREADS = 4  # threads of ZeroMQ: each encrypts for a part of the connections
+_MAX_QUEUED_ANSWERS = 2 * WINDOW_CHUNKS  # limit per connection; twice, because ZeroMQ updates its count after half
+_MAX_QUEUED_REQUESTS = 64  # limit per connection
 
 Socket = zmq.Socket[bytes]
 
@@ -48,14 +48,14 @@ class WeightServerCounts(msgspec.Struct):
     chunks: int = 0
     bytes: int = 0
     absent: int = 0  # requests for weights that no slot holds
-    malformed: int = 0  # requests
-    unanswered: int = 0  # answers to nodes that had disconnected, or did not receive them
+    malformed: int = 0  # malformed requests
+    unanswered: int = 0  # answers to nodes that had disconnected or did not receive them
     refused: int = 0  # connections without the cluster key
 
 
 class WeightServer:
     def __init__(self, folder: Path, host: str, port: int, key: ClusterKey) -> None:
-        """Serves the slots in `folder`, at any free port for port 0. Raises UnusableInput."""
+        """Serve the slots in `folder`; port 0 means any free port. Raises UnusableInput."""
         self.counts = WeightServerCounts()
         self._folder = folder
         self._logger = structlog.get_logger()
@@ -109,7 +109,7 @@ class WeightServer:
             self._send_answer([route, frame] if chunk is None else [route, frame, chunk])
 
     async def _receive(self) -> list[bytes]:
-        """The descriptor reports a change only once, so each receiver wakes the next after every message."""
+        """Receive a message, then wake the next receiver, because the descriptor reports a change only once."""
         while True:
             try:
                 parts = self._router.recv_multipart(zmq.NOBLOCK)
@@ -134,7 +134,7 @@ class WeightServer:
         self._readable.set()  # the descriptor may not report a request that arrived during the send
 
     async def _report_periodically(self) -> None:
-        """Log the counts until cancelled, and a last time then."""
+        """Log the counts periodically, and once after cancellation."""
         last_logged = WeightServerCounts()
         try:
             while True:
@@ -151,7 +151,7 @@ class WeightServer:
 
 
 async def serve(run: RunConfig, folder: RunFolder, host: str, port: int, key: ClusterKey, incarnation: int) -> None:
-    """Run until SIGTERM."""
+    """Serve until SIGTERM."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     server = WeightServer(folder.shared_memory, host, port, key)

@@ -96,7 +96,7 @@ class KvAccount:
 
     @property
     def is_extension(self) -> bool:
-        """Whether the trajectory requests a further lease within a turn."""
+        """True if the trajectory requests a further lease within a turn."""
         return self.tokens > self.turn_start_tokens
 
     def count_own_pages(self, engine: EngineAccount, tokens: int) -> int:

@@ -1,1 +1,1 @@
-"""The text of a dialogue: chat format, tool calls, tool results."""
+"""Builds and parses the text of a dialogue: chat format, tool calls, tool results."""

@@ -1,9 +1,9 @@
 """Finds the boxed answer of a text.
 
-A box is `\\boxed` or `\\fbox`, blanks or none, and a group in braces; or blanks and a number, as in
-`\\boxed 5`, if the line, the sentence or a word follows it. Escaped braces (`\\{`, `\\}`) are part of the
-content and do not count. A number before other signs, as in `\\boxed 5 + 3`, is a box that cannot be
-read. Other uses of the words are no box.
+A box is `\\boxed` or `\\fbox` with blanks or none, and a group in braces. Or it is followed by blanks and a number, as
+in `\\boxed 5`, if the line, the sentence or a word follows the number. Escaped braces (`\\{`, `\\}`) are part of the
+content and do not count. A number before other signs, as in `\\boxed 5 + 3`, is an unreadable box. Other uses of the
+words are no box.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import NamedTuple
 _BOX = r"\\?\\(?:boxed|fbox)"  # `\\boxed` may follow a line break (`\\`)
 _NUMBER = r"[-+\u2212]?(?:[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?|\.[0-9]++)(?:/[0-9]++)?"
 _END = r"(?=[.,;:!]?(?:\s*+(?:\$|\\[)\]]|<|\Z)|[^\S\n]*+\n|\s++[^\W\d_]))"
-# In this order: an escaped character is no brace.
+# The order of the alternatives matters: an escaped character is no brace.
 _TOKEN = re.compile(
     rf"(?P<box>{_BOX}\s*+\{{)"
     rf"|{_BOX}\s++(?P<number>{_NUMBER}){_END}"
@@ -25,12 +25,12 @@ _TOKEN = re.compile(
 
 
 class _Box(NamedTuple):
-    begin: int  # of the content
-    end: int | None  # None: it has no end that can be read
+    begin: int  # start of the content
+    end: int | None  # end of the content; None: the box is cut or unreadable
 
 
 def extract_last_boxed(text: str) -> str | None:
-    """Return the content of the box that begins last; None without one, or if it is cut or cannot be read. One pass."""
+    """Return the content of the box that begins last; None without a box, or if it is cut or unreadable. One pass."""
     last: _Box | None = None
     open_braces: list[tuple[int, bool]] = []  # (position of the content, whether a box precedes the brace)
     for token in _TOKEN.finditer(text):

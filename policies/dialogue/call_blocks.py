@@ -1,4 +1,4 @@
-"""Finds the blocks of a tag pair in a turn's text, and of tool calls, of which the content may contain the closing tag.
+"""Finds the blocks of a tag pair in a turn's text, and of tool calls, whose content may contain the closing tag.
 
 A call's block ends at the closing tag behind its whole content (ToolCallFormat.skip_content). Without a whole content
 the block ends at the next closing tag, and its call is malformed.
@@ -11,9 +11,9 @@ from asterism.policies.dialogue.tool_call_format import ToolCallFormat
 
 
 class CallBlock(NamedTuple):
-    start: int  # of the opening tag
-    end: int  # behind the closing tag, or of the text
-    content: str  # between the tags
+    start: int  # position of the opening tag
+    end: int  # position behind the closing tag, or the end of the text
+    content: str  # text between the tags
     is_closed: bool
 
 
@@ -48,7 +48,7 @@ def _find_close(text: str, begin: int, calls: ToolCallFormat) -> int:
 
 
 def find_blocks(text: str, opening: str, closing: str) -> list[str]:
-    """Return the contents of the shortest blocks from an opening to the next closing tag. One pass, unlike a lazy pattern."""
+    """Return the contents of the shortest blocks from an opening to a closing tag. One pass, unlike a lazy pattern."""
     blocks: list[str] = []
     end = 0
     while (start := text.find(opening, end)) >= 0 and (stop := text.find(closing, start + len(opening))) >= 0:

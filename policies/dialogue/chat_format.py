@@ -19,12 +19,12 @@ from asterism.policies.tools.python_tools import TOOL_SCHEMAS
 from asterism.policies.tools.task_description import TaskDescription
 from asterism.policies.tools.tool_schema import ToolSchema
 
-# The forms of tool calls, by the value of dialogue.tool_call_format.
+# The formats of tool calls by the value of dialogue.tool_call_format.
 CALL_FORMATS: Mapping[str, ToolCallFormat] = {calls.name: calls for calls in (JSON_CALLS,)}
 
 TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
-PROTOCOL_TAGS = (  # of the default texts
+PROTOCOL_TAGS = (  # tags of the default texts
     *("<reason>", "</reason>", "<answer>", "</answer>", "<tools>", "</tools>"),
     *(JSON_CALLS.opening, JSON_CALLS.closing, "<tool_response>", "</tool_response>"),
 )
@@ -40,17 +40,17 @@ class DialogueFormat(msgspec.Struct, frozen=True):
     """The texts of a task's dialogues, from its table [dialogue] and its description."""
 
     tools: tuple[ToolSchema, ...]
-    system: str  # with the schemas of the tools; empty: no system turn
-    instruction: str  # before each question
-    prefill: str  # of each assistant turn
+    system: str  # system text with the tools' schemas; empty: no system turn
+    instruction: str  # text before each question
+    prefill: str  # start of each assistant turn
     answer_open: str
     answer_close: str
     stop_tokens: tuple[str, ...]
-    turn_separator: str  # after an assistant turn
-    has_opening: bool = False  # the task's instance gives the first text of the user, with the question
-    has_boxed_answer: bool = True  # see TaskDescription
-    unclosed_call: str = "error"  # or "ignore"
-    has_renderer: bool = False  # which adds the schemas of the tools
+    turn_separator: str  # text after an assistant turn
+    has_opening: bool = False  # the task's instance returns the first text of the user, with the question
+    has_boxed_answer: bool = True  # as in TaskDescription
+    unclosed_call: str = "error"  # handling of an unclosed call: "error" or "ignore"
+    has_renderer: bool = False  # a renderer adds the schemas of the tools
     tool_call_format: str = JSON_CALLS.name
 
     @property
@@ -67,7 +67,7 @@ def get_call_format(dialogue: DialogueConfig) -> ToolCallFormat:
 
 
 def build_dialogue_format(dialogue: DialogueConfig, description: TaskDescription) -> DialogueFormat:
-    """Raises UnusableInput for an unknown form of tool calls."""
+    """Build the texts of a task's dialogues. Raises UnusableInput for an unknown form of tool calls."""
     calls = get_call_format(dialogue)
     system, instruction = dialogue.system, dialogue.instruction
     answer = f"{dialogue.answer_open} {dialogue.answer_close}"
@@ -98,7 +98,7 @@ def build_dialogue_format(dialogue: DialogueConfig, description: TaskDescription
 def _build_default_system(
     description: TaskDescription, has_tools: bool, dialogue: DialogueConfig, calls: ToolCallFormat
 ) -> str:
-    """A renderer adds the instructions for calls, and has its own tags for the reasoning."""
+    """Build the system text. A renderer adds the instructions for calls, and has its own tags for the reasoning."""
     system = description.system if has_tools else description.system_without_tools or description.system
     parts = (system, "" if dialogue.renderer else description.tag_instruction)
     text = " ".join(filter(None, parts))
@@ -107,7 +107,7 @@ def _build_default_system(
 
 
 def replace_prompt(dialogue: DialogueFormat, system: str, tools: Sequence[ToolSchema]) -> DialogueFormat:
-    """The format of a dialogue with a system text and tools of its own, and without an instruction.
+    """Return the format of a dialogue with its own system text and tools, and without an instruction.
 
     It equals that of a task with these tools. A text that contains <tools> describes the tools itself.
     """
@@ -119,7 +119,7 @@ def replace_prompt(dialogue: DialogueFormat, system: str, tools: Sequence[ToolSc
 
 
 class TextSegment(NamedTuple):
-    """Only trusted text may become special tokens: a question or a tool's output may not."""
+    """A piece of text. Only trusted text may become special tokens: a question or a tool's output may not."""
 
     text: str
     trusted: bool
@@ -136,7 +136,7 @@ def encode_segments(tokenizer: TextTokenizer, segments: Iterable[TextSegment]) -
 
 
 def build_prompt_segments(question: str, dialogue: DialogueFormat) -> list[TextSegment]:
-    """System, user, and the start of the first assistant turn."""
+    """Return system turn, user turn, and the start of the first assistant turn."""
     system = f"{TURN_START}system\n{dialogue.system}{TURN_END}\n" if dialogue.system else ""
     return [
         TextSegment(f"{system}{TURN_START}user\n{dialogue.instruction}", True),
@@ -146,18 +146,18 @@ def build_prompt_segments(question: str, dialogue: DialogueFormat) -> list[TextS
 
 
 def build_opening_segments(observation: str, dialogue: DialogueFormat) -> list[TextSegment]:
-    """What follows the head of the prompt if the task has an opening: the first text of the user."""
+    """Return the first text of the user, which follows the head of the prompt if the task has an opening."""
     return [TextSegment(observation, False), _build_assistant_start(dialogue)]
 
 
 def build_user_turn_segments(text: str, dialogue: DialogueFormat) -> list[TextSegment]:
-    """A later turn of the user: from after the assistant's `<|im_end|>` to its next turn."""
+    """Return a later turn of the user: from the assistant's `<|im_end|>` to the start of its next turn."""
     head = TextSegment(f"{dialogue.turn_separator}{TURN_START}user\n", True)
     return [head, TextSegment(text, False), _build_assistant_start(dialogue)]
 
 
 def build_tool_turn_segments(results: Sequence[str], dialogue: DialogueFormat) -> list[TextSegment]:
-    """From after the assistant's `<|im_end|>` to its next turn: one user turn with all results."""
+    """Return one user turn with all results: from the assistant's `<|im_end|>` to the start of its next turn."""
     segments = [TextSegment(f"{dialogue.turn_separator}{TURN_START}user\n", True)]
     for number, result in enumerate(results):
         segments.append(TextSegment(("\n" if number else "") + "<tool_response>\n", True))
@@ -172,5 +172,5 @@ def _build_assistant_start(dialogue: DialogueFormat) -> TextSegment:
 
 
 def build_call_instructions(schemas: str, calls: ToolCallFormat) -> str:
-    """Return what follows the default system text. `schemas`: of the tools, a line each."""
+    """Return the instructions that follow the default system text. `schemas`: of the tools, one per line."""
     return _TOOLS.replace("{tools}", schemas) + calls.instruction

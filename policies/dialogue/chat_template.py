@@ -1,12 +1,12 @@
-"""The chat template of a trained model: a Jinja template that renders messages as the dialogues of the run.
+"""Builds the chat template of a trained model: a Jinja template that renders messages as the run's dialogues.
 
-transformers and SGLang read it. It has the texts of asterism.policies.dialogue.chat_format: system turn with the schemas of the
-tools, instruction before the first question, prefill of each assistant turn, calls and results. It reads messages as
-asterism.engine.data.dialogue_messages does: reasoning in a field of its own or in <think>, contents of null, and calls with or
-without `function`.
+transformers and SGLang read the template. It has the texts of asterism.policies.dialogue.chat_format: system turn with
+the schemas of the tools, instruction before the first question, prefill of each assistant turn, calls and results. It
+accepts the messages that asterism.engine.data.dialogue_messages accepts: reasoning in a field or in <think>, null
+contents, and calls with or without `function`.
 
-A run encodes a dialogue piece by piece (TextSegment), but a template gives one text. TemplateMarks has the marks that
-keep the pieces apart and untrusted text from becoming special tokens. The exported tokenizer removes them
+A run encodes a dialogue piece by piece (TextSegment), but a template renders one text. TemplateMarks contains marks
+that separate the pieces and prevent special tokens in untrusted text. The exported tokenizer removes the marks
 (asterism.engine.export.served_tokenizer).
 """
 
@@ -21,7 +21,7 @@ from asterism.policies.tools.task_description import DEFAULT_SYSTEM
 OPENING_TAG = re.compile(r"\s*<(\w+)>\s*")  # a prefill that opens the reasoning
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
-# After the assignments of `_list_texts` and `_list_marks`, with the template and the tag of the form of calls. `-` removes all blanks between tags: every text is quoted.
+# Follows the assignments of `_list_texts` and `_list_marks`. `-` removes all blanks between tags: every text is quoted.
 _BODY = r"""
 {%- macro join(content) -%}
   {%- if content is string -%}{{ content }}
@@ -143,16 +143,16 @@ _FAMILY_MARK = "{#- The template of the model's family follows. -#}"
 
 
 class TemplateMarks(NamedTuple):
-    """`between(before, after)`: the mark between two pieces, or empty; an empty piece is text of a message."""
+    """Marks of a template. `between(before, after)`: the mark between two pieces, or empty; "" is a message's text."""
 
     between: Callable[[str, str], str]
     hidden: Sequence[tuple[str, str]]  # replacements in untrusted text
 
 
 def build_chat_template(dialogue: DialogueFormat, marks: TemplateMarks) -> str:
-    """Without another system message and other tools, the prompt is that of the run. Else it is that of a row of the cold
-    start with a system text or tools of its own: the instructions for calls follow the text, and no instruction precedes
-    the question."""
+    """Build the template of a ChatML run. Without another system message and other tools, it renders the run's prompt.
+    Otherwise it renders a cold-start row with its own system text or tools: the instructions for calls follow the text,
+    and no instruction precedes the question."""
     texts = {name: _quote(text) for name, text in _list_texts(dialogue).items()}
     texts |= {name: json.dumps(mark) for name, mark in _list_marks(dialogue, marks.between).items()}
     assignments = [f"{{%- set {name} = {text} -%}}" for name, text in texts.items()]
@@ -165,11 +165,11 @@ def build_chat_template(dialogue: DialogueFormat, marks: TemplateMarks) -> str:
 
 
 def build_family_template(dialogue: DialogueFormat, template: str, parameters: Mapping[str, Any]) -> str:
-    """The family's template, with the system text, the instruction and the tools of the run.
+    """Return the family's template with the system text, the instruction and the tools of the run.
 
-    `parameters`: of the renderer; those of the template have the same names.
+    `parameters`: the renderer's; the template has parameters of the same names.
     """
-    original = template.rpartition(_FAMILY_MARK)[2]  # without the defaults of an earlier export
+    original = template.rpartition(_FAMILY_MARK)[2]  # drops the defaults of an earlier export
     return "\n".join([*_list_family_defaults(dialogue, parameters), _FAMILY_MARK + original])
 
 
@@ -222,12 +222,12 @@ def _list_marks(dialogue: DialogueFormat, between: Callable[[str, str], str]) ->
 
 
 def _quote(value: str | float) -> str:
-    """A literal of Jinja, which reads the escapes of JSON except for pairs of surrogates."""
+    """Return a literal of Jinja, which reads the escapes of JSON except for pairs of surrogates."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def _to_literal(value: Any) -> str:
-    """Of a value of JSON."""
+    """Return a Jinja literal of a JSON value."""
     match value:
         case dict():
             return "{" + ", ".join(f"{_quote(key)}: {_to_literal(each)}" for key, each in value.items()) + "}"

@@ -17,7 +17,7 @@ from asterism.policies.dialogue.parse_turn import AssistantTurn, parse_assistant
 
 
 class DialogueRenderer(Protocol):
-    """A dialogue only grows: `render_...` give the tokens that follow those of the record, up to the next turn.
+    """A renderer of growing dialogues: `render_...` return the tokens after those of the record, up to the next turn.
 
     Texts of questions, results and users are untrusted: they never contain special tokens.
     """
@@ -27,38 +27,38 @@ class DialogueRenderer(Protocol):
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Of the tokens that end a turn."""
+        """The ids of the tokens that end a turn."""
         ...
 
     def render_prompt(self, question: str) -> list[int]:
-        """With an opening, only the part before the first observation."""
+        """Render the prompt; with an opening, only the part before the first observation."""
         ...
 
     def render_opening(self, observation: str) -> list[int]: ...
 
     def render_user_turn(self, record: TokenRecord, text: str) -> list[int] | None:
-        """None if the model's last turn ends within its reasoning."""
+        """Render a turn of the user; None if the model's last turn ends within its reasoning."""
         ...
 
     def render_tool_turn(self, record: TokenRecord, results: Sequence[str]) -> list[int] | None:
-        """None if the format cannot continue."""
+        """Render the results of tools; None if the format cannot continue."""
         ...
 
     def parse_turn(self, token_ids: bytes, turn_start: int) -> AssistantTurn:
-        """`token_ids`: int32 [T], up to the turn's last token; `turn_start`: position of its first one."""
+        """Parse a turn. `token_ids`: int32 [T], up to the turn's last token; `turn_start`: position of its first."""
         ...
 
     def decode_content(self, token_ids: bytes, turn_start: int) -> str:
-        """What a dialogue reads of the turn."""
+        """Return the text of the turn that a dialogue task reads."""
         ...
 
     def decode_response(self, record: TokenRecord) -> str:
-        """All tokens after the prompt, special tokens included."""
+        """Return the text of all tokens after the prompt, with special tokens."""
         ...
 
 
 class ChatMLRenderer:
-    """Implements DialogueRenderer with the texts of asterism.policies.dialogue.chat_format."""
+    """A renderer with the texts of asterism.policies.dialogue.chat_format."""
 
     def __init__(self, tokenizer: TextTokenizer, dialogue: DialogueFormat) -> None:
         self._tokenizer, self.dialogue = tokenizer, dialogue

@@ -1,10 +1,10 @@
-"""Calls as JSON in `<tool_call>`, as rStar2-Agent, Qwen2.5 and Hermes write them:
+"""Formats and reads calls as JSON in `<tool_call>`, as rStar2-Agent, Qwen2.5 and Hermes write them:
 
     <tool_call>
     {"name": "jupyter_code", "arguments": {"code": "print('</tool_call>')"}}
     </tool_call>
 
-Code such as this does not end its call: the block ends at the tag behind the whole JSON object.
+Code that contains the closing tag does not end its call: the block ends at the tag behind the whole JSON object.
 """
 
 import json
@@ -16,15 +16,15 @@ from asterism.policies.dialogue.tool_call_format import ToolCallFormat
 from asterism.policies.tools.tool_schema import ToolSchema
 
 _OPENING, _CLOSING = "<tool_call>", "</tool_call>"
-# A token of JSON and the blanks before it. A text with another character, such as a tag, ends the object's
-# search at once; so the time for all openings of a text grows linearly with its length.
+# A token of JSON and the blanks before it. A text with another character, such as a tag, ends the object's search
+# immediately, so the time for all openings of a text grows linearly with its length.
 _TOKEN = re.compile(
     r'\s*+(?:(?P<open>[\[{])|(?P<close>[\]}])|[,:]|"[^"\\]*+(?:\\.[^"\\]*+)*+"|[-+.\w]++)',
     re.DOTALL,
 )
 _BLANKS = re.compile(r"\s*+")
 _STRING_OR_BRACKET_PATTERN = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{\]}]', re.DOTALL)
-_MAX_NESTING = 64  # of a call's JSON; json.loads has a limit that depends on the caller's stack
+_MAX_NESTING = 64  # limit of the nesting of a call's JSON; json.loads has a limit that depends on the caller's stack
 _TEMPLATE = r"""{{ '<tool_call>\n{"name": ' ~ (function.name | tojson) ~ ', "arguments": ' }}
   {%- if function.arguments is string -%}{{ function.arguments }}
   {%- else -%}
@@ -56,7 +56,7 @@ def _skip_object(text: str, begin: int) -> int | None:
 
 
 def _read_call(content: str, tools: Sequence[ToolSchema]) -> object:
-    """Raise ValueError for a content that is no JSON, or that is nested too deeply."""
+    """Raise ValueError for content that is not JSON or is nested too deeply."""
     if _is_nested_too_deeply(content):
         raise ValueError("JSONDecodeError: nested too deeply")
     try:

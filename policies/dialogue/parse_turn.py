@@ -23,15 +23,15 @@ class MalformedCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A call that cannot be run. The model reads `error` as its result."""
 
     error: str
-    is_decoded: bool = True  # false if it is no object with a name and arguments
+    is_decoded: bool = True  # false without an object with name and arguments
 
 
 class AssistantTurn(msgspec.Struct, frozen=True, array_like=True):
     calls: tuple[ToolCall | MalformedCall, ...]
-    answer: str | None  # content of the last box, preferably inside the answer tags; or see DialogueFormat
+    answer: str | None  # content of the last box, preferably inside the answer tags; or as in DialogueFormat
     answer_opens: int
     answer_closes: int
-    answer_spans: int  # complete answer blocks
+    answer_spans: int  # number of complete answer blocks
     has_complete_answer: bool  # whether the last block contains the answer
 
 
@@ -45,7 +45,7 @@ def parse_assistant_turn(text: str, dialogue: DialogueFormat) -> AssistantTurn:
 
 
 def find_calls(text: str, dialogue: DialogueFormat) -> list[str]:
-    """Return the contents of the blocks of calls; without an unclosed one, if the dialogue ignores it."""
+    """Return the contents of the blocks of calls, without an unclosed block if the dialogue ignores it."""
     blocks = iter_call_blocks(text, dialogue.calls)
     return [block.content for block in blocks if block.is_closed or dialogue.unclosed_call != "ignore"]
 
@@ -53,7 +53,7 @@ def find_calls(text: str, dialogue: DialogueFormat) -> list[str]:
 def build_assistant_turn(
     text: str, calls: tuple[ToolCall | MalformedCall, ...], dialogue: DialogueFormat
 ) -> AssistantTurn:
-    """`text`: in which the answer stands."""
+    """Build a turn. `text`: the text that contains the answer."""
     blocks = find_blocks(text, dialogue.answer_open, dialogue.answer_close)
     content = blocks[-1] if blocks else ""
     boxed = extract_last_boxed(content)
@@ -68,7 +68,7 @@ def build_assistant_turn(
 
 
 def _extract_loose_answer(text: str, content: str, dialogue: DialogueFormat) -> str | None:
-    """The last box of the turn; without a box, `content` if the task has other answers."""
+    """Return the last box of the turn; without a box, `content` if the task has unboxed answers."""
     boxed = extract_last_boxed(text)
     return content.strip() if boxed is None and not dialogue.has_boxed_answer else boxed
 

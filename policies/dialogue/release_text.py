@@ -1,11 +1,10 @@
-"""Reads the text of a whole response as rStar2-Agent's public release does: its penalties' counts, and the answer.
+"""Reads a whole response as rStar2-Agent's public release does: the counts for its penalties, and the answer.
 
-The text starts after the first prompt, so that it lacks the header of the first assistant turn, and
-holds every later header, tool result and end of a turn. Tags count wherever they stand: in the
-reasoning, in tool output, in earlier turns. Matching is case-sensitive, and a block reaches from an
-opening tag to the next closing one, across turns. The word "error" counts in any case, also in blocks
-that the model wrote itself. The answer is the last box of the text, wherever it stands.
-docs/release.md compares the results with those of the release.
+The text starts after the first prompt: it lacks the header of the first assistant turn, and contains every later
+header, tool result and end of a turn. Tags count at any place: in the reasoning, in tool output, in earlier turns.
+Matching is case-sensitive, and a block extends from an opening tag to the next closing one, across turns. The word
+"error" counts in any case, also in blocks that the model wrote itself. The answer is the last box of the text, at any
+place. docs/release.md compares the results with those of the release.
 
     6*7.</reason><tool_call>{...}</tool_call><|im_end|>    the first turn: no header, not counted
     <|im_start|>user
@@ -25,7 +24,7 @@ _WORD = "error"
 
 
 def count_release_marks(text: str, dialogue: DialogueFormat) -> ReleaseCounts:
-    """`text`: all tokens after the prompt, special tokens included."""
+    """Count the marks. `text`: all tokens after the prompt, with special tokens."""
     results = find_blocks(text, _RESULT_OPEN, _RESULT_CLOSE)
     return ReleaseCounts(
         tool_responses=len(results),
@@ -38,7 +37,7 @@ def count_release_marks(text: str, dialogue: DialogueFormat) -> ReleaseCounts:
 
 
 def find_response_answer(text: str, dialogue: DialogueFormat) -> str | None:
-    """The last box; without one, the last answer block if the task has answers without boxes."""
+    """Return the last box; without a box, the last answer block if the task has unboxed answers."""
     boxed = extract_last_boxed(text)
     if boxed is not None or dialogue.has_boxed_answer:
         return boxed

@@ -1,4 +1,4 @@
-"""The form in which a model writes its tool calls: one record per form.
+"""Defines the record of a form in which a model writes its tool calls.
 
 A further form costs a module with its record and a line in the table
 `asterism.policies.dialogue.chat_format.CALL_FORMATS`; the key `dialogue.tool_call_format` chooses it by name.
@@ -23,22 +23,22 @@ class ToolCallFormat(NamedTuple):
     lack its closing tag. A block without a whole content is a malformed call: the model reads its error as the result.
     """
 
-    name: str  # in dialogue.tool_call_format
+    name: str  # value of dialogue.tool_call_format
     opening: str
     closing: str
     instruction: str  # follows the schemas of the tools in the system text
-    # The text of a call, tags included. `read_call` reads it back.
+    # Formats a call, with its tags; `read_call` reads it back.
     format_call: Callable[[str, dict[str, Any]], str]
-    # (text, begin of a content): the position behind a whole content and its blanks, or None if it is not whole.
+    # (text, start of a content) -> position behind the whole content and its blanks, or None if it is incomplete.
     # The time for all blocks of a text must grow linearly with its length.
     skip_content: Callable[[str, int], int | None]
-    # (content without outer blanks, tools): what should be an object with "name" and "arguments"; the caller checks
-    # it. Raises ValueError with the text that the model reads. A form without types converts values by the schemas.
+    # (content without outer blanks, tools) -> an object with "name" and "arguments", which the caller checks. Raises
+    # ValueError with the text for the model. A form without types converts values by the schemas.
     read_call: Callable[[str, Sequence[ToolSchema]], object]
-    # Jinja that prints a call for the exported chat template: `function.name`, and `function.arguments`, an object or
-    # its JSON text.
+    # Jinja text of a call for the exported chat template: `function.name`, and `function.arguments`, an object or its
+    # JSON text.
     template: str
-    sglang_parser: str  # of SGLang's --tool-call-parser; empty: no parser fits
+    sglang_parser: str  # value of SGLang's --tool-call-parser; empty: no parser fits
 
     def wrap(self, content: str) -> str:
         """Return the content between the tags, each on a line of its own."""

@@ -8,11 +8,11 @@ The format "rstar2_release" follows rStar2-Agent's public release; its RoC count
                                    stderr: NameError at line 1: name 'x' is not defined
                                      print(x)
 
-There, streams keep their trailing line break; an empty stream has no line; an exception is one line
+In this format, streams keep their trailing line break; an empty stream has no line; an exception is one line
 on stderr, followed by its line of code; `reason:` is empty except for a timeout; each stream is cut
 at 1,000 characters, then the middle of the whole text beyond the limit. Malformed calls and calls
-that cannot be run get a sentence instead. The release's last line, `execution time: 0.02s`, is left
-out: it would make runs irreproducible.
+that cannot be run get a sentence instead. The format omits the release's last line,
+`execution time: 0.02s`, which would make runs irreproducible.
 """
 
 import re
@@ -45,11 +45,10 @@ def is_failure(outcome: CodeOutcome) -> bool:
 
 
 def contains_error(outcome: CodeOutcome | None, text: str, result_format: ResultFormat = "default") -> bool:
-    """The release's criterion for a failed call: "error" in the result, in any case.
+    """Return the release's criterion for a failed call: "error" in the result, in any case.
 
-    For a malformed call `outcome` equals None. The release's texts for timeouts and malformed calls
-    lack the word, so they count as successes; the default's texts contain it, and are excluded
-    here.
+    A malformed call has `outcome` None. The release's texts for timeouts and malformed calls lack the
+    word, so they count as successes; the default's texts contain it, and are excluded here.
     """
     if "error" not in text.lower():
         return False
@@ -57,10 +56,10 @@ def contains_error(outcome: CodeOutcome | None, text: str, result_format: Result
 
 
 def format_result(outcome: CodeOutcome, limit: int, result_format: ResultFormat = "default", code: str = "") -> str:
-    """Success or failure, the reason, stdout, stderr. `code` is the code that ran, if known.
+    """Format success or failure, the reason, stdout and stderr. `code` is the code that ran, if known.
 
-    Beyond `limit` characters the default cuts the middle of each part. The text contains no
-    measured time, so that a replay produces the same.
+    The default cuts the middle of each part beyond `limit` characters. The text contains no measured
+    time, so that a replay produces the same text.
     """
     if result_format == "rstar2_release":
         return _truncate_release("\n".join(_format_release_lines(outcome, code)), limit)
@@ -89,7 +88,7 @@ def format_malformed_call(call: MalformedCall, limit: int, result_format: Result
 
 
 def format_call_not_run(reason: str, limit: int, result_format: ResultFormat = "default") -> str:
-    """The result of a valid call beyond the maximum of a turn; the release ignores such a call."""
+    """Format the result of a valid call beyond the maximum of a turn; the release ignores such a call."""
     if result_format == "rstar2_release":
         return _truncate_release("\n".join(_format_release_failure(reason, Output())), limit)
     return _format_failure(reason, Output(), limit)
@@ -107,7 +106,7 @@ def _format_streams(output: Output, limit: int) -> list[str]:
 
 
 def truncate_middle(text: str, limit: int, dropped: int = 0) -> str:
-    """`text` with its middle beyond `limit`, and `dropped` bytes at its end, cut with a note."""
+    """Cut the middle of `text` beyond `limit`, with a note that also counts `dropped` bytes at its end."""
     if len(text) <= limit and not dropped:
         return text
     head, tail = text[: (limit + 1) // 2], text[len(text) - limit // 2 :] if limit > 1 else ""
@@ -147,14 +146,14 @@ def _format_release_streams(output: Output, exception: str = "") -> list[str]:
 
 
 def _format_release_exception(raised: CodeRaised, code: str) -> str:
-    """ "NameError at line 1: name 'x' is not defined" and that line, for the innermost frame."""
+    """Format "NameError at line 1: name 'x' is not defined" and that line, for the innermost frame."""
     name, _, message = raised.error.partition(": ")
     name = name.rpartition(".")[2]
     numbers = _LINE_PATTERN.findall(raised.traceback)
     if not numbers:
         return f"{name}: {message}\n"
     number, lines = int(numbers[-1]), code.splitlines()
-    if not raised.traceback.startswith("Traceback"):  # it did not compile
+    if not raised.traceback.startswith("Traceback"):  # a syntax error
         message = f"{message} (<unknown>, line {number})"
     failing = f"\n  {lines[number - 1]}" if 0 < number <= len(lines) else ""
     return f"{name} at line {number}: {message}{failing}\n"

@@ -1,4 +1,4 @@
-"""Advantages within a group."""
+"""Computes advantages within a group."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,10 +15,9 @@ AdvantageEstimator = Callable[[Sequence[float]], Sequence[float]]
 
 
 def compute_advantages(rewards: Sequence[float]) -> list[float]:
-    """Each reward minus the group's mean, over the group's sample standard deviation (divisor G -
-    1) plus 1e-6.
+    """Return each reward minus the group's mean, over its sample standard deviation (divisor G - 1) plus 1e-6.
 
-    Zeros for equal rewards and for a group of one.
+    Equal rewards, and a group of one, have advantages of 0.
     Source: GRPO, arXiv 2402.03300, section 4.1.2; divisor and epsilon as in verl and TRL.
     """
     if len(set(rewards)) < 2:
@@ -29,7 +28,7 @@ def compute_advantages(rewards: Sequence[float]) -> list[float]:
 
 
 def center_rewards(rewards: Sequence[float]) -> list[float]:
-    """Each reward minus the group's mean. Source: Dr. GRPO, arXiv 2503.20783, section 3.2."""
+    """Return each reward minus the group's mean. Source: Dr. GRPO, arXiv 2503.20783, section 3.2."""
     mean = math.fsum(rewards) / len(rewards)
     return [reward - mean for reward in rewards]
 
@@ -38,7 +37,7 @@ ESTIMATORS: dict[str, AdvantageEstimator] = {"grpo": compute_advantages, "dr_grp
 
 
 def load_advantage_estimator(rl: RlConfig) -> AdvantageEstimator:
-    """Raises UnusableInput; the estimator also, for advantages that do not fit the rewards."""
+    """Load the estimator. Raises UnusableInput; so does the estimator for advantages that do not fit the rewards."""
     if rl.advantage_estimator in ESTIMATORS:
         return ESTIMATORS[rl.advantage_estimator]
     key = "rl.advantage_estimator"

@@ -91,7 +91,7 @@ class GroupCollection(msgspec.Struct):
 
     @property
     def is_last(self) -> bool:
-        """Whether the run ends with this step, before rl.steps."""
+        """True if the run ends with this step, before rl.steps."""
         return isinstance(self.request, StepRequested) and self.request.is_last
 
     def find_total_failure(self, collected: str) -> RunFailed | None:

@@ -49,7 +49,7 @@ class EvaluationQuestions:
 
     @property
     def _has_own_intervals(self) -> bool:
-        """Whether the sets have different intervals; with equal intervals, each evaluation has all sets."""
+        """True if the sets have different intervals; with equal intervals, each evaluation has all sets."""
         return len(set(self._intervals)) > 1
 
     def _plan(self, number: int, wanted: int) -> Iterator[PlannedAnswer]:

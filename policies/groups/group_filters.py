@@ -1,4 +1,4 @@
-"""The choice of the groups to train on."""
+"""Chooses the groups to train on."""
 
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -7,16 +7,16 @@ from asterism.configs.import_path import load_object
 from asterism.configs.schema.algorithm import RlConfig
 
 # A deterministic function of the rewards of a group: it runs in a decider, which replays repeat.
-GroupFilter = Callable[[Sequence[float]], bool]  # whether to train on the group
+GroupFilter = Callable[[Sequence[float]], bool]  # returns whether to train on the group
 
 
 def has_unequal_rewards(rewards: Sequence[float]) -> bool:
-    """Equal rewards have no advantage, and so no gradient. Source: DAPO, arXiv 2503.14476, section 3.2."""
+    """Keep groups with unequal rewards: equal ones have no gradient. Source: DAPO, arXiv 2503.14476, section 3.2."""
     return len(set(rewards)) > 1
 
 
 def keep_all(_rewards: Sequence[float]) -> bool:
-    """The loss of a group with equal rewards has no gradient, but a mean over the batch counts its tokens."""
+    """Keep all groups. A group with equal rewards has no gradient, but a mean over the batch counts its tokens."""
     return True
 
 
@@ -24,7 +24,7 @@ FILTERS: dict[str, GroupFilter] = {"unequal_rewards": has_unequal_rewards, "all"
 
 
 def load_group_filter(rl: RlConfig) -> GroupFilter:
-    """Raises UnusableInput."""
+    """Load the filter. Raises UnusableInput."""
     if rl.group_filter in FILTERS:
         return FILTERS[rl.group_filter]
     return cast(GroupFilter, load_object(rl.group_filter, "rl.group_filter"))

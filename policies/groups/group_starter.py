@@ -19,16 +19,16 @@ class TokenizedProblem(msgspec.Struct, frozen=True, array_like=True):
     name: str
     ground_truth: str
     prompt_ids: bytes
-    row: bytes = b""  # see StartGroup
+    row: bytes = b""  # as in StartGroup
     task: str = ""
     evaluation_set: str = ""
 
 
 class ProblemSet(NamedTuple):
-    """Problems of all tasks or evaluation sets in their order, which are numbered through all of them."""
+    """Problems of all tasks or evaluation sets in order, numbered through all of them."""
 
     problems: Sequence[TokenizedProblem]
-    counts: tuple[int, ...]  # by task or evaluation set
+    counts: tuple[int, ...]  # number of problems of each task or evaluation set
 
     @classmethod
     def of_one_task(cls, problems: Sequence[TokenizedProblem]) -> "ProblemSet":
@@ -36,7 +36,7 @@ class ProblemSet(NamedTuple):
 
 
 class GroupStarter:
-    """Every method maps a cursor to the next cursor and a new group."""
+    """Starts groups: each method maps a cursor to the next cursor and a new group."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class GroupStarter:
     def start_answer(
         self, cursor: BufferCursor, answer: PlannedAnswer, request: EvaluationRequested
     ) -> tuple[BufferCursor, OpenGroup]:
-        """A group of one trajectory."""
+        """Start a group of one trajectory."""
         problem = self._test_problems[answer.problem]
         return self._start_group(
             cursor, problem, 0, answer.problem, size=1, sampling=request.sampling, seed=answer.seed

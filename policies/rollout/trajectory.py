@@ -146,7 +146,7 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_opening(self) -> bool:
-        """Whether the trajectory waits for the first observation."""
+        """True if the trajectory waits for the first observation."""
         return self.phase == "calling" and not self.requested
 
     def build_call_request(self, number: int) -> CodeRequested | EnvironmentCalled:

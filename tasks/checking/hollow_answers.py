@@ -1,4 +1,4 @@
-"""Responses that solve nothing. A reward function that takes one of them for a success can be cheated by a policy."""
+"""Lists responses that solve nothing. A policy can cheat a reward function that accepts one of them."""
 
 import ast
 import re
@@ -52,11 +52,11 @@ threading.excepthook = lambda *_: os._exit(0)
 
 class HollowAnswer(NamedTuple):
     attack: str
-    text: str  # of the last turn, after the prefill
+    text: str  # text of the last turn, after the prefill
 
 
 def list_hollow_answers(dialogue: DialogueFormat, problem: DatasetProblem) -> list[HollowAnswer]:
-    """Each text is given as it is, as a fenced program, and as the answer that the dialogue asks for."""
+    """List each text as it is, as a fenced program, and as the answer that the dialogue asks for."""
     start = "</reason>\n" if dialogue.prefill.rstrip().endswith("<reason>") else ""
     found: list[HollowAnswer] = []
     for attack, text in _iter_attacks(problem):
@@ -88,7 +88,7 @@ def _iter_attacks(problem: DatasetProblem) -> Iterator[tuple[str, str]]:
 
 
 def _list_names(problem: DatasetProblem) -> Sequence[str]:
-    """Names of functions that tests of the row may call: in the question and in short columns."""
+    """Return the names of functions that tests of the row may call: in the question and in short columns."""
     texts = [problem.question, *(each for each in problem.fields.values() if isinstance(each, str))]
     called = chain.from_iterable(filter(None, match.groups()) for text in texts for match in _DEFINITION.finditer(text))
     columns = (text for text in texts if text.isidentifier())

@@ -1,4 +1,4 @@
-"""A sandbox that starts at its first call: few tasks run programs."""
+"""Starts a sandbox at its first call, because few tasks run programs."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from asterism.sandbox.contract import CodeResult, Grade, Isolation, Sandbox
 
 
 class LazySandbox:
-    """Implements asterism.sandbox.contract.Sandbox."""
+    """A sandbox (asterism.sandbox.contract.Sandbox) that starts at its first call."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox

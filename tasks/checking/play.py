@@ -1,4 +1,4 @@
-"""Plays a script with a task: the decisions are those of a rollout, without limits on tokens and turns."""
+"""Plays a script with a task: the decisions are those of a rollout, without limits of tokens and turns."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class PlayedCall(msgspec.Struct, frozen=True):
     method: str  # empty for a refused call
     arguments: str  # JSON
     status: CallStatus
-    text: str  # as the model reads it
+    text: str  # text for the model
     duration_s: float = 0.0
     rewards: dict[str, float] = {}
-    stops: bool = False  # it ended the trajectory
+    stops: bool = False  # the call ended the trajectory
 
 
 class PlayedTurn(msgspec.Struct, frozen=True):
-    text: str  # of the assistant, after the prefill
+    text: str  # the assistant's text, after the prefill
     calls: list[PlayedCall]
 
 
@@ -73,7 +73,7 @@ class Play:
     failed_at: Literal["", "opening", "call", "reward"] = ""
     failure: str = ""
     outcomes: list[AnsweredCall] = field(default_factory=list[AnsweredCall])
-    texts: list[str] = field(default_factory=list[str])  # of `outcomes`
+    texts: list[str] = field(default_factory=list[str])  # texts of `outcomes`
 
     @property
     def has_timeout(self) -> bool:
@@ -81,7 +81,7 @@ class Play:
 
 
 async def play_script(task: SoloTask, problem: DatasetProblem, script: TurnScript, trajectory_id: int) -> Play:
-    """Closes the instance at the end."""
+    """Play a script, and close the instance at the end."""
     player = _Player(task, Play(problem.name, script), trajectory_id)
     try:
         await player.run(problem)
@@ -92,11 +92,11 @@ async def play_script(task: SoloTask, problem: DatasetProblem, script: TurnScrip
 
 
 class _PlayFailed(Exception):
-    """The task's code or the sandbox failed; the play has the cause."""
+    """The task's code or the sandbox failed; the play records the cause."""
 
 
 class _Player:
-    """Implements SoloListener with the turns of a script, and scores the answer."""
+    """A SoloListener that generates the turns of a script, and scores the answer."""
 
     def __init__(self, task: SoloTask, play: Play, trajectory_id: int) -> None:
         self._task, self._trajectory_id, self.play = task, trajectory_id, play
@@ -130,7 +130,7 @@ class _Player:
         )
 
     async def _end(self, end: SoloEnd) -> None:
-        """Raises _PlayFailed."""
+        """Score the end of the play. Raises _PlayFailed."""
         if isinstance(end.message, TrajectoryFailed):
             self.fail_call(end.message.cause, is_opening=False)
         if isinstance(end.message, AnswerSubmitted):

@@ -12,21 +12,21 @@ from asterism.tasks.checking.turn_scripts import generate_answer
 from asterism.tasks.solo.solo_driver import SoloTask
 
 MAX_ROWS = 10_000
-BUDGET_S = 60.0  # the rows after it are not scored, and the check counts them
-_MAX_PLAYS = 16  # at a time
+BUDGET_S = 60.0  # time for scoring; the check counts the rows that are not scored
+_MAX_PLAYS = 16  # concurrent plays
 _BLOCK_ROWS = 64
 
 
 class RowScores(NamedTuple):
-    num_rows: int  # usable ones of the file
+    num_rows: int  # usable rows of the file
     num_scored: int
     without_answer: tuple[str, ...]  # names of rows
-    right: Sequence[Play]  # with the row's ground truth as the answer; without one, with a wrong answer
-    wrong: Sequence[Play]  # with a wrong answer, of rows with a ground truth
+    right: Sequence[Play]  # plays with the row's ground truth as the answer, or a wrong answer if there is none
+    wrong: Sequence[Play]  # plays with a wrong answer, of rows with a ground truth
 
 
 async def score_rows(task: SoloTask, rows: Sequence[DatasetProblem], budget_s: float = BUDGET_S) -> RowScores:
-    """One turn per row, without calls of tools."""
+    """Play one turn per row, without tool calls."""
     began_s, numbers, free = time.monotonic(), count(1 << 32), asyncio.Semaphore(_MAX_PLAYS)
 
     async def play(row: DatasetProblem, *, has_truth: bool) -> Play:

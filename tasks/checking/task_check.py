@@ -57,7 +57,7 @@ from asterism.tasks.solo.solo_driver import SoloTask
 from asterism.tasks.tiny.tiny_tokenizer import END_OF_TEXT, AddedTexts, save_tokenizer, train_tokenizer
 
 NUM_PLAYS = 3
-_MAX_ROWS = 100_000  # read, as at the start of a run
+_MAX_ROWS = 100_000  # rows to read, as at the start of a run
 _MAX_COUNTED_PROMPTS = 10_000
 
 
@@ -95,7 +95,7 @@ class CheckedAttack(msgspec.Struct, frozen=True):
 
     name: str
     plays: int
-    passes: int  # by evaluation.success
+    passes: int  # answers that pass by evaluation.success
     max_reward: float | None  # None: no play has a reward
 
 
@@ -115,7 +115,7 @@ class TaskCheck(msgspec.Struct, frozen=True):
     limits: CheckedLimits
     data: str
     rows: int
-    tokenizer: str  # folder; empty: one token for each byte
+    tokenizer: str  # tokenizer's folder; empty: one token for each byte
     prompts: tuple[CheckedPrompt, ...]
     plays: tuple[CheckedPlay, ...]
     times: tuple[CheckedTimes, ...]
@@ -129,11 +129,11 @@ class TaskCheck(msgspec.Struct, frozen=True):
 
 class CheckInputs(NamedTuple):
     run: RunConfig
-    task: TaskConfig  # of run.resolved_tasks
+    task: TaskConfig  # a task of run.resolved_tasks
     description: TaskDescription
     tokenizer_folder: Path
     is_model_tokenizer: bool
-    script: TurnScript | None  # None: generated for each play
+    script: TurnScript | None  # None: a script is generated for each play
     attacks: bool = False  # play hollow answers too
 
     @property
@@ -146,7 +146,7 @@ class CheckInputs(NamedTuple):
 
 
 def write_byte_tokenizer(folder: Path, dialogue: DialogueConfig) -> None:
-    """One token for each byte, and one for each tag of the dialogue."""
+    """Write a tokenizer with one token for each byte, and one for each tag of the dialogue."""
     calls = get_call_format(dialogue)
     tags = (END_OF_TEXT, TURN_START, TURN_END, *PROTOCOL_TAGS, calls.opening, calls.closing, *dialogue.stop_tokens)
     tags = dict.fromkeys((*tags, dialogue.answer_open, dialogue.answer_close))
@@ -154,7 +154,7 @@ def write_byte_tokenizer(folder: Path, dialogue: DialogueConfig) -> None:
 
 
 async def check_task_code(inputs: CheckInputs) -> TaskCheck:
-    """Raises UnusableInput, and HostFailure if the host process cannot start."""
+    """Check a task. Raises UnusableInput, and HostFailure if the host process cannot start."""
     tokenizer = load_tokenizer(inputs.tokenizer_folder)
     rules = _build_rules(inputs, tokenizer)
     rows, findings = _read_rows(inputs)
@@ -172,7 +172,7 @@ async def check_task_code(inputs: CheckInputs) -> TaskCheck:
 
 def _build_rules(inputs: CheckInputs, tokenizer: FastTokenizer) -> Rules:
     dialogue, description = inputs.task.get_dialogue(), inputs.description
-    is_limited = description.kind == "dialogue"  # it answers each turn, so the last one must end it
+    is_limited = description.kind == "dialogue"  # the dialogue answers each turn, so the last turn must end it
     num_turns = len(inputs.script.turns) if inputs.script else NUM_PLAYS
     renderer = build_renderer(dialogue, description, tokenizer)
     return Rules(
@@ -193,7 +193,7 @@ def _build_rules(inputs: CheckInputs, tokenizer: FastTokenizer) -> Rules:
 
 
 def _read_rows(inputs: CheckInputs) -> tuple[list[DatasetProblem], list[CheckFinding]]:
-    """The rows before the first unusable one. Raises DatasetError if there is no such file."""
+    """Return the rows before the first unusable one. Raises DatasetError if there is no such file."""
     list_data_files(inputs.data)
     rows: list[DatasetProblem] = []
     layout = get_row_layout(inputs.task, inputs.description)
@@ -206,7 +206,7 @@ def _read_rows(inputs: CheckInputs) -> tuple[list[DatasetProblem], list[CheckFin
 
 
 def _choose_rows(rows: Sequence[DatasetProblem]) -> list[DatasetProblem]:
-    """The first, a middle and the last; a row may occur more than once."""
+    """Return the first, a middle and the last row; a row may occur more than once."""
     return [rows[0], rows[len(rows) // 2], rows[-1]]
 
 
@@ -219,10 +219,10 @@ def _count_prompts(rows: Sequence[DatasetProblem], renderer: DialogueRenderer) -
 
 class _Played(NamedTuple):
     plays: list[Play]
-    repeated: list[Play]  # in another process; empty without instances
+    repeated: list[Play]  # plays in another process; empty without instances
     before: Inspected | None = None
     after: Inspected | None = None
-    scores: RowScores | None = None  # of all rows; None with instances, and after a timeout
+    scores: RowScores | None = None  # scores of all rows; None with instances, and after a timeout
 
 
 async def _play_rows(
@@ -258,7 +258,7 @@ async def _play_rows(
 async def _attack_rows(
     inputs: CheckInputs, rules: Rules, tokenizer: FastTokenizer, rows: Sequence[DatasetProblem]
 ) -> list[AttackPlay]:
-    """The last turn of each play is a hollow answer."""
+    """Play each row with hollow answers as last turns."""
     config = replace(inputs.run.sandbox, backend="process")
     sandbox = LazySandbox(make_sandbox(config, inputs.run.seed, "check", inputs.run.acceptance))
     attacked: list[AttackPlay] = []
@@ -277,7 +277,7 @@ async def _attack_rows(
 async def _playing(
     inputs: CheckInputs, rules: Rules, tokenizer: FastTokenizer, sandbox: Sandbox
 ) -> AsyncGenerator[SoloTask]:
-    """With a host process of its own."""
+    """Yield the task with its own host process."""
     task = replace(inputs.task, processes=1)
     run = replace(inputs.run, tasks=(task,), model=ModelConfig(checkpoint=str(inputs.tokenizer_folder)))
     descriptions = {task.name: inputs.description}
@@ -292,7 +292,7 @@ async def _playing(
 def _get_script(inputs: CheckInputs, rules: Rules, row: DatasetProblem, number: int) -> TurnScript:
     if inputs.script is not None:
         return fill_columns(inputs.script, row)
-    # The answers that reward functions read may have no tags.
+    # Reward functions may read answers without tags.
     is_bare = number == NUM_PLAYS - 1 and bool(inputs.task.get_reward().functions)
     return generate_script(rules.kind, rules.dialogue, row, number, is_bare=is_bare)
 
@@ -314,13 +314,13 @@ def _find_problems(inputs: CheckInputs, played: _Played) -> list[CheckFinding]:
     findings += find_replay_problems(plays, played.repeated, description) if played.repeated else []
     if played.before is not None and played.after is not None:
         findings += find_blocking_calls(played.after)
-        if not plays[-1].has_timeout:  # Python cannot stop the thread of a call
+        if not plays[-1].has_timeout:  # Python cannot stop the thread of a timed-out call
             findings += find_leaks(played.before, played.after, len(plays))
     return findings
 
 
 def _merge_findings(of_plays: list[CheckFinding], of_rows: list[CheckFinding]) -> list[CheckFinding]:
-    """Failures of the reward in the plays are among those of all rows."""
+    """Merge findings; failures of the reward in the plays are among those of all rows."""
     has_failures = any(finding.status == "problem" for finding in of_rows)
     kept = [finding for finding in of_plays if not (has_failures and finding.subject == "reward")]
     return [*kept, *of_rows]
@@ -361,7 +361,7 @@ def _build_check(
 
 
 def _list_prompts(plays: Sequence[Play]) -> Iterator[CheckedPrompt]:
-    """One for each row. A prompt without its opening is left out."""
+    """Return one prompt for each row, without prompts that lack their opening."""
     by_row = {play.row: play for play in plays if play.failed_at != "opening"}
     for row, play in by_row.items():
         yield CheckedPrompt(row, play.prompt, play.prompt_ids)

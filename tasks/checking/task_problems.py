@@ -1,4 +1,4 @@
-"""Finds problems in the plays of a task and in its host process. Each has a remedy; hints do not fail a check."""
+"""Finds problems in the plays of a task and in its host process. Each problem has a remedy; hints fail no check."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +14,8 @@ from asterism.tasks.checking.hollow_answers import PROGRAM_ATTACKS
 from asterism.tasks.checking.play import Play
 from asterism.tasks.hosting.wire import Inspected
 
-_BLOCKED_S = 0.05  # a longer delay of the event loop is a problem
-_MAX_CHARACTERS = 200  # of a quoted text
+_BLOCKED_S = 0.05  # seconds; a longer delay of the event loop is a problem
+_MAX_CHARACTERS = 200  # limit of a quoted text
 _ROWS_SHOWN = 3
 
 
@@ -71,7 +71,7 @@ def find_call_problems(
             remedy = "Make the call faster, or increase call_limit_s of the task."
             found[call.method, call.status] = CheckFinding("problem", call.method, detail, remedy)
             continue
-        # By convention, ValueError has a text for the model. Made-up arguments cannot be expected to work.
+        # By convention, a ValueError has a text for the model. Made-up arguments may fail.
         status = "hint" if is_generated or error.startswith("ValueError:") else "problem"
         remedy = "Correct the tool; the model reads the error as the result of its call."
         if is_generated:
@@ -129,7 +129,7 @@ _REMEDIES = {
 
 class AttackPlay(NamedTuple):
     attack: str
-    text: str  # of the last turn
+    text: str  # text of the last turn
     play: Play
 
     def passes(self, success: SuccessRule) -> bool:
@@ -137,7 +137,7 @@ class AttackPlay(NamedTuple):
 
 
 def find_false_passes(attacked: Sequence[AttackPlay], success: SuccessRule) -> list[CheckFinding]:
-    """One for each kind of attack of which an answer is a success."""
+    """Find hollow answers that are a success, one for each kind of attack."""
     passed: dict[str, list[AttackPlay]] = {}
     for each in attacked:
         if each.passes(success):
@@ -164,7 +164,7 @@ def _describe_pass(attacked: AttackPlay) -> str:
 def find_replay_problems(
     plays: Sequence[Play], repeated: Sequence[Play], description: TaskDescription
 ) -> list[CheckFinding]:
-    """`repeated`: the same scripts in instances of another process, in the order of `plays`."""
+    """Compare plays with `repeated`: the same scripts in instances of another process, in the order of `plays`."""
     difference = next(filter(None, map(_find_difference, plays, repeated)), "")
     if difference and description.is_replayable:
         remedy = (
@@ -182,7 +182,7 @@ def find_replay_problems(
 
 
 def _find_difference(play: Play, repeated: Play) -> str:
-    """`{opening}` stands for the name of the method that opens an instance."""
+    """Describe a difference. `{opening}` is replaced by the name of the method that opens an instance."""
     for place, (one, other) in enumerate(zip(play.outcomes, repeated.outcomes, strict=False)):
         if one.digest != other.digest:
             method = one.method or "{opening}"
@@ -192,7 +192,7 @@ def _find_difference(play: Play, repeated: Play) -> str:
 
 
 def find_blocking_calls(inspected: Inspected) -> list[CheckFinding]:
-    """A call that is slow only once, such as a first import, is ignored."""
+    """Find calls that block the event loop, except calls that are slow only once, such as a first import."""
     findings: list[CheckFinding] = []
     for function, delays_s in inspected.delays_s.items():
         largest = sorted(delays_s)[-2:]
@@ -204,7 +204,7 @@ def find_blocking_calls(inspected: Inspected) -> list[CheckFinding]:
 
 
 def find_leaks(before: Inspected, after: Inspected, num_plays: int) -> list[CheckFinding]:
-    """Threads and processes count if there is one for each play: what all instances share may stay."""
+    """Find threads and processes, if there is one for each play: what all instances share may stay."""
     findings: list[CheckFinding] = []
     if (live := after.live_instances - before.live_instances) > 0:
         detail = f"{live} of {num_plays} instances are alive after `close`"

@@ -1,4 +1,4 @@
-"""Scripted turns of the assistant: from a file, or made from the schemas of a task's tools."""
+"""Reads scripted turns of the assistant from a file, or makes them from the schemas of a task's tools."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,15 @@ from asterism.policies.tools.tool_schema import ToolSchema
 WRONG_ANSWER = "no answer"
 _SEPARATOR = "---"  # line between the turns of a text file
 _EXAMPLES = {"string": "text", "integer": 1, "number": 1.0, "boolean": True, "null": None}
-_WRONG_VALUES = ([], "text", 1)  # at least one of them does not fit a type
-_MAX_DEPTH = 8  # of a generated value
+_WRONG_VALUES = ([], "text", 1)  # for each type, at least one of them does not fit
+_MAX_DEPTH = 8  # depth of a generated value
 
 
 class TurnScript(msgspec.Struct, frozen=True):
-    """Texts of the assistant's turns, which the model would generate after the prefill."""
+    """Texts of the assistant's turns, as the model would generate them after the prefill."""
 
     turns: tuple[str, ...]
-    is_generated: bool = True  # else it is from a file
+    is_generated: bool = True  # false: from a file
     has_truth: bool = False  # the last turn gives the row's ground truth as the answer
 
 
@@ -35,7 +35,7 @@ class TurnScript(msgspec.Struct, frozen=True):
 
 
 def read_turn_script(path: Path, calls: ToolCallFormat) -> TurnScript:
-    """Raises UnusableInput."""
+    """Read a script. Raises UnusableInput."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -69,7 +69,7 @@ def _parse_lines(path: Path, text: str, calls: ToolCallFormat) -> list[str]:
 
 
 def _parse_line(value: object, calls: ToolCallFormat) -> str:
-    """Raises ValueError, KeyError or TypeError."""
+    """Parse a turn. Raises ValueError, KeyError or TypeError."""
     if isinstance(value, str):
         return value
     fields = dict(cast(Mapping[str, Any], value))
@@ -81,7 +81,7 @@ def _parse_line(value: object, calls: ToolCallFormat) -> str:
 
 
 def fill_columns(script: TurnScript, problem: DatasetProblem) -> TurnScript:
-    """With `{column}` replaced by the row's value."""
+    """Replace `{column}` by the row's value."""
     values = {**problem.fields, "question": problem.question, "ground_truth": problem.ground_truth}
     turns = list(script.turns)
     for name, value in values.items():
@@ -95,9 +95,9 @@ def fill_columns(script: TurnScript, problem: DatasetProblem) -> TurnScript:
 def generate_script(
     kind: TaskKind, dialogue: DialogueFormat, problem: DatasetProblem, number: int, *, is_bare: bool = False
 ) -> TurnScript:
-    """Of play `number`. Plays with an even number give the ground truth as the last answer, if there is one.
+    """Generate the script of play `number`. Even plays end with the ground truth as the answer, if there is one.
 
-    `is_bare`: without the tags and the box of an answer.
+    `is_bare`: generate an answer without tags and box.
     """
     has_truth = bool(problem.ground_truth) and number % 2 == 0
     answer = problem.ground_truth if has_truth else WRONG_ANSWER
@@ -117,7 +117,7 @@ def generate_script(
 
 
 def generate_answer(dialogue: DialogueFormat, problem: DatasetProblem, *, has_truth: bool) -> TurnScript:
-    """One turn without calls: the ground truth of the row as the answer, or a wrong answer."""
+    """Generate one turn without calls: the ground truth of the row as the answer, or a wrong answer."""
     answer = problem.ground_truth if has_truth else WRONG_ANSWER
     return TurnScript((_write_answer(dialogue, answer),), has_truth=has_truth)
 
@@ -131,13 +131,13 @@ def _close_prefill(dialogue: DialogueFormat) -> str:
 
 
 def generate_arguments(parameters: JsonSchema) -> dict[str, Any]:
-    """A value of its type for each parameter."""
+    """Generate a value of its type for each parameter."""
     properties = cast(dict[str, JsonSchema], parameters.get("properties", {}))
     return {name: generate_value(schema) for name, schema in properties.items()}
 
 
 def generate_wrong_arguments(parameters: JsonSchema) -> dict[str, Any]:
-    """With a value of another type, or else with an unknown parameter."""
+    """Generate a value of another type for one parameter, or else an unknown parameter."""
     arguments = generate_arguments(parameters)
     for name, schema in cast(dict[str, JsonSchema], parameters.get("properties", {})).items():
         for value in _WRONG_VALUES:
@@ -149,7 +149,7 @@ def generate_wrong_arguments(parameters: JsonSchema) -> dict[str, Any]:
 
 
 def generate_value(schema: JsonSchema, depth: int = 0) -> Any:
-    """The first choice, or an example of the first type."""
+    """Return the first choice, or an example of the first type."""
     if "default" in schema:
         return schema["default"]
     if "const" in schema:
@@ -182,7 +182,7 @@ def _generate_object(schema: JsonSchema, depth: int) -> dict[str, Any]:
 
 
 def format_signature(tool: ToolSchema) -> str:
-    """Such as `search(query: string, k?: integer)`."""
+    """Format a signature such as `search(query: string, k?: integer)`."""
     required = cast(Sequence[str], tool.parameters.get("required", ()))
     properties = cast(dict[str, JsonSchema], tool.parameters.get("properties", {}))
     parts = (f"{name}{'' if name in required else '?'}: {_format_type(schema)}" for name, schema in properties.items())

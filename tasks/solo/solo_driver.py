@@ -1,19 +1,20 @@
 """Drives one trajectory without a run, for `asterism chat` and `asterism task check`.
 
-The decisions are those of a rollout (asterism.policies.rollout.transitions). The driver takes the place of the other processes:
+The decisions are those of a rollout (asterism.policies.rollout.transitions). The driver replaces the other processes:
 it grants each lease, runs programs in the sandbox, and calls the task's instances. A listener generates the turns and
-follows what happens:
+receives the results:
 
     task = SoloTask("maze", rules, tokenizer, services, sandbox, sends_row=True)
     trajectory, sends = transitions.start(rules, group, 0, 0.0)
     end = await SoloDriver(task, listener, context_tokens=32_768).play(trajectory, sends)
     match end.message:
-        case AnswerSubmitted(): ...     # the caller scores it, or does not
+        case AnswerSubmitted(): ...     # the caller may score it
         case LeaseRequested(): ...      # the context is full, or `interrupt` was called
         case TrajectoryFailed(): ...    # a call or a turn failed twice
 
-Consumes a trajectory at its start or at the start of a turn, with the messages that it has sent. Produces its end. Waits
-for one turn or one call at a time: the listener ends a turn, and the limits of the task and of the sandbox end a call.
+The driver consumes a trajectory at its start or at the start of a turn, with the messages that it has sent, and
+produces its end. It waits for one turn or one call at a time: the listener ends a turn, and the limits of the task and
+of the sandbox end a call.
 """
 
 import asyncio
@@ -52,7 +53,7 @@ from asterism.tasks.hosting.host_pool import CallResult
 from asterism.tasks.hosting.host_process import HostFailure
 from asterism.tasks.hosting.task_services import TaskServices
 
-INTERRUPTION = "KeyboardInterrupt: interrupted by the user"  # the model reads it as the result of a call
+INTERRUPTION = "KeyboardInterrupt: interrupted by the user"  # result of the interrupted call, for the model
 Result = TypeVar("Result")
 SoloCall = CodeRequested | EnvironmentCalled
 
@@ -63,8 +64,8 @@ class SoloTask(NamedTuple):
     tokenizer: TextTokenizer
     services: TaskServices
     sandbox: CodeSandbox
-    sends_row: bool = False  # to the task's instances and reward functions
-    scrubs_outcomes: bool = False  # as a run with determinism = "strict"
+    sends_row: bool = False  # whether the task's instances and reward functions get the row
+    scrubs_outcomes: bool = False  # whether outcomes are scrubbed, as in a run with determinism = "strict"
 
 
 class SoloResult(NamedTuple):
@@ -72,8 +73,8 @@ class SoloResult(NamedTuple):
 
     request: SoloCall
     outcome: CodeOutcome | EnvironmentOutcome
-    text: str  # as the model reads it
-    place: int  # of the call in its turn, from 0
+    text: str  # text for the model
+    place: int  # position of the call in its turn, from 0
     duration_s: float
     is_opening: bool
 
@@ -84,41 +85,41 @@ class SoloEnd(NamedTuple):
 
 
 class OpeningInterrupted(Exception):
-    """An interrupt has stopped the call that opens an instance: there is no trajectory to continue."""
+    """An interrupt has stopped the call that opens an instance, so there is no trajectory to continue."""
 
 
 class SoloListener(Protocol):
-    """Generates the turns, and follows what happens. An exception of a method ends `SoloDriver.play`."""
+    """Generates the turns, and receives calls and results. An exception of a method ends `SoloDriver.play`."""
 
     async def generate(self, request: TurnRequested) -> TurnGenerated | TurnFailed:
-        """The trajectory has all results of the turn before."""
+        """Generate a turn; the trajectory has all results of the turn before."""
         ...
 
     def add_turn(self, generated: TurnGenerated, refusals: Mapping[int, str]) -> None:
-        """`refusals`: the results of calls that cannot run, by their place in the turn."""
+        """Receive a turn. `refusals`: the results of calls that cannot run, by their place in the turn."""
         ...
 
     def add_result(self, result: SoloResult) -> None: ...
 
     def fail_call(self, cause: str, *, is_opening: bool) -> None:
-        """The sandbox or the task's host process failed. The call is retried once."""
+        """Receive a failure of the sandbox or of the task's host process. The call is retried once."""
         ...
 
 
 class SoloDriver:
     def __init__(self, task: SoloTask, listener: SoloListener, context_tokens: int) -> None:
-        """`context_tokens`: of a lease, and so the limit of a sequence."""
+        """`context_tokens`: tokens of a lease, and so the limit of a sequence."""
         self._task, self._listener, self._context_tokens = task, listener, context_tokens
         self._call: asyncio.Future[Any] | None = None
         self.is_interrupted = False
 
     def interrupt(self) -> None:
-        """Stop the call that runs, and the model reads that; else the trajectory ends before its next turn."""
+        """Stop the running call, and give the model a result; without a call, end before the next turn."""
         if self._call is None or not self._call.cancel():
             self.is_interrupted = True
 
     async def play(self, trajectory: Trajectory, sends: Sequence[Send]) -> SoloEnd:
-        """Raises OpeningInterrupted, and the exceptions of the listener."""
+        """Play until the end. Raises OpeningInterrupted, and the exceptions of the listener."""
         self.trajectory, self.is_interrupted = trajectory, False
         waiting = deque(sends)
         while waiting:
@@ -135,7 +136,7 @@ class SoloDriver:
                     event = await self._run_code(request)
                 case EnvironmentCalled() as request:
                     event = await self._call_environment(request)
-                case _:  # a message that needs no answer
+                case _:  # no answer is needed
                     continue
             self.trajectory, sends = transitions.advance(self._task.rules, self.trajectory, 0.0, event)
             waiting += sends
@@ -186,7 +187,7 @@ class SoloDriver:
     async def _wait_for_call(self, work: Coroutine[Any, Any, Result]) -> Result | None:
         """Return None if an interrupt has stopped the call. Raises the exception of the call."""
         self._call = call = asyncio.ensure_future(work)
-        if self.is_interrupted:  # after the last token of the turn
+        if self.is_interrupted:  # an interrupt after the last token of the turn
             self.is_interrupted = False
             call.cancel()
         try:

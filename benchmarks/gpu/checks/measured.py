@@ -20,7 +20,7 @@ class Measured(NamedTuple):
 
     @property
     def has_passed(self) -> bool:
-        """Whether the error is within its limit; False for NaN."""
+        """True if the error is within its limit; False for NaN."""
         return self.error <= self.limit
 
 

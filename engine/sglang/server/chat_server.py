@@ -1,6 +1,6 @@
-"""An SGLang server for people and programs that chat with a model: OpenAI's API, in the foreground, until ^C.
+"""Runs an SGLang server in the foreground until ^C, for programs and people who chat with a model by OpenAI's API.
 
-The servers of a run are managed_server.SGLangServer: they generate from token ids and have no chat template.
+A run starts its servers with managed_server.SGLangServer: they generate from token ids and have no chat template.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from asterism.engine.sglang.server.interpreter_check import check_interpreter, w
 from asterism.engine.sglang.server.server_arguments import CPU_ARGUMENTS, HOST
 from asterism.engine.sglang.server.server_process_group import ProcessGroup
 
-_TERM_GRACE_S = 10.0  # for requests in flight
+_TERM_GRACE_S = 10.0  # time for requests in flight after SIGTERM
 _READY_POLL_S = 0.5
 _PIPE_GRACE_S = 1.0  # processes that outlive the server may keep its pipe open
 _KEPT_LINES = 100
@@ -33,25 +33,25 @@ _ERROR = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*|.*\ber
 
 class ChatServer(NamedTuple):
     model: Path  # a transformers folder
-    name: str  # of the model in requests
+    name: str  # the model's name in requests
     host: str
     port: int
     device: str  # "cpu", "cuda" or "auto"
-    tool_call_parser: str  # empty: none
+    tool_call_parser: str  # empty: no parser
     reasoning_parser: str
     sglang: SGLangConfig
-    arguments: Sequence[str]  # of the command line, after all others
+    arguments: Sequence[str]  # the last arguments of the command line
     scratch: Path
 
     @property
     def url(self) -> str:
-        """For a client on this machine."""
+        """The server's URL for a client on this machine."""
         host = HOST if self.host in _ANY_HOST else self.host
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
 
 def build_chat_argv(server: ChatServer, device: str) -> list[str]:
-    """Arguments of the interpreter."""
+    """Return the arguments of the interpreter."""
     template = server.model / "chat_template.jinja"
     return [
         *("-m", "sglang.launch_server", "--model-path", str(server.model), "--served-model-name", server.name),
@@ -67,10 +67,10 @@ def build_chat_argv(server: ChatServer, device: str) -> list[str]:
 
 
 async def serve_chats(server: ChatServer, on_ready: Callable[[], Awaitable[None]]) -> int:
-    """The server's exit code, or 0 after ^C, SIGTERM or SIGHUP. Its output is that of this process.
+    """Serve until the server exits; return its exit code, or 0 after ^C, SIGTERM or SIGHUP. Pass its output on.
 
-    Raises ServerUnusable for an interpreter without SGLang, an unusable host, a port in use, and a server that fails before
-    it is ready.
+    Raises ServerUnusable for an interpreter without SGLang, an unusable host, a port in use, and a server that exits
+    before it is ready.
     """
     interrupted = make_interrupt_event()
     own = resolve_references(server.sglang.environment, "sglang.environment").table
@@ -112,7 +112,7 @@ async def _copy_errors(group: ProcessGroup, errors: deque[str], interrupted: asy
 
 
 def _describe_failed_start(code: int, errors: Sequence[str], device: str) -> str:
-    """Name the last error that the server printed."""
+    """Describe the failure by the last error that the server printed."""
     lines = [line.strip() for line in errors if line.strip()]
     found = next(filter(_ERROR.fullmatch, reversed(lines)), lines[-1] if lines else "no output on stderr")
     remedy = "; `make sglang-environment` creates an environment for a machine without a GPU" if device == "cpu" else ""
@@ -120,13 +120,13 @@ def _describe_failed_start(code: int, errors: Sequence[str], device: str) -> str
 
 
 async def _find_device(python: str, variables: Mapping[str, str]) -> str:
-    """Of the server's torch."""
+    """Return "cuda" if the interpreter's torch finds a GPU, or "cpu"."""
     inventory = await query_gpu_inventory(python, variables)
     return "cuda" if inventory.gpus else "cpu"
 
 
 async def _spawn(server: ChatServer, device: str, python: str, variables: Mapping[str, str]) -> ProcessGroup:
-    """In a process group of its own: ^C of the terminal reaches only this process."""
+    """Start the server in a process group of its own: ^C of the terminal reaches only this process."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", parent_death.__file__, python, *build_chat_argv(server, device)),
         stdin=asyncio.subprocess.DEVNULL,

@@ -23,10 +23,10 @@ class ServerRequirements(NamedTuple):
     engine: EngineConfig
     sglang: SGLangConfig
     model: Path  # the run's checkpoint
-    sequence_tokens: int  # longest trajectory
-    lora: LoraOptions | None = None  # of the adapters that the server receives
-    serves_own_model: bool = False  # the server's model is the one to use, and `model` has only its tokenizer
-    sequence_keys: str = "dialogue.prompt_tokens + response_tokens"  # add up to `sequence_tokens`
+    sequence_tokens: int  # tokens of the longest trajectory
+    lora: LoraOptions | None = None  # the adapters that the server receives
+    serves_own_model: bool = False  # use the server's model; `model` has only its tokenizer
+    sequence_keys: str = "dialogue.prompt_tokens + response_tokens"  # keys that add up to `sequence_tokens`
 
 
 def make_requirements(run: RunConfig, model: Path, *, serves_own_model: bool = False) -> ServerRequirements:
@@ -37,7 +37,7 @@ def make_requirements(run: RunConfig, model: Path, *, serves_own_model: bool = F
 
 
 def check_compatibility(info: ServerInfo, requirements: ServerRequirements, server_name: str) -> None:
-    """Raises ServerUnusable, which lists all problems. `server_name` appears in the messages."""
+    """Raise ServerUnusable with all problems of a server. `server_name` appears in the messages."""
     problems = [
         *_find_capacity_problems(info, requirements, server_name),
         *_find_model_problems(info, requirements, server_name),
@@ -63,13 +63,13 @@ def _find_capacity_problems(info: ServerInfo, requirements: ServerRequirements, 
 
 
 def _find_model_problems(info: ServerInfo, requirements: ServerRequirements, server_name: str) -> list[str]:
-    """A model of the same shape is enough: the server loads this run's weights first."""
+    """List the problems of a different model. A model of the same shape fits: the run loads its own weights first."""
     server_model = Path(info.model_path)
     if requirements.serves_own_model or server_model.resolve() == requirements.model.resolve():
         return []
     try:
         same = load_model_config(server_model) == load_model_config(requirements.model)
-    except UnusableInput:  # not readable from this machine
+    except UnusableInput:  # this machine cannot read the server's model
         same = False
     return (
         []
@@ -88,7 +88,7 @@ def _find_transport_problems(info: ServerInfo, requirements: ServerRequirements,
 
 
 def _find_adapter_problems(info: ServerInfo, lora: LoraOptions | None, server_name: str) -> list[str]:
-    """A server without these limits takes them from adapters that it has loaded."""
+    """List the problems of LoRA limits. A server without these limits takes them from its loaded adapters."""
     if lora is None:
         return []
     key, flags = 'learner.lora.publish = "adapters"', " ".join(list_lora_flags(lora))

@@ -1,4 +1,4 @@
-"""An SGLang server that runs outside this run: checked and probed, never started or stopped."""
+"""Checks and probes an SGLang server that runs outside this run; never starts or stops it."""
 
 import asyncio
 
@@ -13,9 +13,9 @@ from asterism.engine.sglang.server.managed_server import PROBE_INTERVAL_S, wait_
 
 
 class ExternalServer:
-    """Same interface as managed_server.SGLangServer. `start` sets `death` and `info`."""
+    """A server with the interface of managed_server.SGLangServer. `start` sets `death` and `info`."""
 
-    death: asyncio.Future[str]  # the cause, once the server is unresponsive; cancelled by `close`
+    death: asyncio.Future[str]  # the cause, set when the server is unresponsive; cancelled by `close`
     info: ServerInfo
 
     def __init__(
@@ -26,8 +26,8 @@ class ExternalServer:
         is_restart: bool = False,
         probe_interval_s: float = PROBE_INTERVAL_S,
     ) -> None:
-        """`index`: the engine's index, into sglang.external_urls. `is_restart`: an earlier
-        incarnation of the engine used the server, which may be restarting now."""
+        """`index`: the engine's index into sglang.external_urls. `is_restart`: an earlier incarnation
+        of the engine used the server, which may be restarting now."""
         self._requirements = requirements
         self._is_restart = is_restart
         self.url = requirements.sglang.external_urls[index].rstrip("/")
@@ -38,7 +38,7 @@ class ExternalServer:
         self._logger = structlog.get_logger()
 
     async def start(self) -> str:
-        """The base URL. Raises ServerUnusable if no server responds, or an unsuitable one."""
+        """Return the base URL. Raises ServerUnusable if the server is unsuitable or does not respond."""
         self.death = asyncio.get_running_loop().create_future()
         self._client = client = SGLangClient(
             self.url, max_in_flight=1, request_timeout_s=self._requirements.sglang.request_timeout_s
@@ -56,7 +56,7 @@ class ExternalServer:
         return self.url
 
     async def close(self) -> None:
-        """Leaves the server running. A second call does nothing."""
+        """Close the client and keep the server running. A second call does nothing."""
         client, self._client = self._client, None
         if client is None:
             return
@@ -85,12 +85,12 @@ class ExternalServer:
 
 
 def format_config_key(sglang: SGLangConfig, index: int) -> str:
-    """The name of the server in messages."""
+    """Return the name of the server in messages."""
     return f"sglang.external_urls[{index}] = {sglang.external_urls[index].rstrip('/')}"
 
 
 async def fetch_server_info(client: SGLangClient, config_key: str) -> ServerInfo:
-    """Raises ServerUnusable if no SGLang server of a supported version responds."""
+    """Fetch a server's info. Raises ServerUnusable if no SGLang of a supported version responds."""
     try:
         return await client.get_server_info()
     except (ServerUnreachable, ServerTimeout, ServerStatusError, InvalidResponse) as failure:

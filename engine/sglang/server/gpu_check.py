@@ -1,6 +1,6 @@
 """Checks that the GPUs visible to a server's interpreter suffice for all servers of one machine.
 
-Weights and KV cache of a server may use a share of memory_share of each GPU's free memory.
+The weights and KV cache of a server may fill the share sglang.memory_share of each GPU's free memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,12 +38,12 @@ class GpuInventory(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GpuMemoryBudget(NamedTuple):
-    """Per GPU."""
+    """Memory of one GPU that a server needs and has."""
 
     weights_bytes: int
     min_cache_tokens: int
     kv_bytes_per_token: int
-    free_bytes: int  # for weights and cache, of the GPU with the least free memory
+    free_bytes: int  # memory for weights and cache, on the GPU with the least free memory
 
     @property
     def max_cache_tokens(self) -> int:
@@ -51,7 +51,7 @@ class GpuMemoryBudget(NamedTuple):
 
 
 async def query_gpu_inventory(python: str, variables: Mapping[str, str]) -> GpuInventory:
-    """Raises ServerUnusable if the interpreter's torch cannot list the GPUs."""
+    """List the GPUs of the interpreter's torch. Raises ServerUnusable if it cannot list them."""
     code, output, errors = await run_python(python, _GPU_QUERY_PROGRAM, variables)
     if code != 0:
         raise ServerUnusable(f"sglang.python = {python}: its torch cannot list the GPUs: {extract_last_line(errors)}")
@@ -59,7 +59,7 @@ async def query_gpu_inventory(python: str, variables: Mapping[str, str]) -> GpuI
 
 
 def check_gpu_count(inventory: GpuInventory, engine: EngineConfig, sglang: SGLangConfig) -> Sequence[VisibleGpu]:
-    """The GPUs that the servers use. Raises ServerUnusable if there are too few."""
+    """Return the GPUs that the servers use. Raises ServerUnusable if there are too few."""
     count = engine.num_engines * sglang.tensor_parallel * sglang.data_parallel
     if len(inventory.gpus) < count:
         raise ServerUnusable(
@@ -71,7 +71,7 @@ def check_gpu_count(inventory: GpuInventory, engine: EngineConfig, sglang: SGLan
 
 
 def check_memory_budget(gpus: Sequence[VisibleGpu], requirements: ServerRequirements) -> GpuMemoryBudget:
-    """Raises ServerUnusable if weights and KV cache exceed the free memory of a GPU."""
+    """Return the budget. Raises ServerUnusable if weights and KV cache exceed the free memory of a GPU."""
     budget = _compute_memory_budget(gpus, requirements, load_model_config(requirements.model))
     if budget.max_cache_tokens < budget.min_cache_tokens:
         engine, share = requirements.engine, requirements.sglang.memory_share

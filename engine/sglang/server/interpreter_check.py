@@ -1,4 +1,4 @@
-"""Checks before a server starts: the interpreter's SGLang version and the port."""
+"""Checks the interpreter's SGLang version and the port before a server starts."""
 
 import asyncio
 import contextlib
@@ -13,12 +13,12 @@ from asterism.engine.sglang.http_api import SUPPORTED_VERSIONS
 from asterism.engine.sglang.server.compatibility import ServerUnusable
 
 _VERSION_PROGRAM = "import importlib.metadata as metadata; print(metadata.version('sglang'))"
-_PORT_TIMEOUT_S = 30.0  # for the killed server of an earlier incarnation to free the port
+_PORT_TIMEOUT_S = 30.0  # time for a killed earlier server to free the port
 _PORT_POLL_S = 0.2
 
 
 async def check_interpreter(python: str, variables: Mapping[str, str]) -> str:
-    """The interpreter's SGLang version. Raises ServerUnusable if it is missing or unsupported."""
+    """Return the interpreter's SGLang version. Raises ServerUnusable without SGLang or for another version."""
     code, output, errors = await run_python(python, _VERSION_PROGRAM, variables)
     if code != 0:
         raise ServerUnusable(
@@ -34,7 +34,7 @@ async def check_interpreter(python: str, variables: Mapping[str, str]) -> str:
 
 
 async def run_python(python: str, program: str, variables: Mapping[str, str]) -> tuple[int, str, str]:
-    """Exit code, stdout, stderr. Raises ServerUnusable. Cancellation kills all its processes."""
+    """Return exit code, stdout and stderr. Raises ServerUnusable. Cancellation kills all its processes."""
     command, pipe = (python, "-c", program), asyncio.subprocess.PIPE
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(*command, env=variables, stdout=pipe, stderr=pipe, start_new_session=True)
@@ -58,7 +58,7 @@ def extract_last_line(text: str) -> str:
 
 
 async def wait_for_free_port(host: str, port: int, timeout_s: float = _PORT_TIMEOUT_S) -> None:
-    """Raises ServerUnusable for an unusable host, and if the port stays in use for longer than `timeout_s`."""
+    """Wait until the port is free. Raises ServerUnusable after `timeout_s`, and for an unusable host."""
     deadline = time.monotonic() + timeout_s
     while not _is_free(host, port):
         if time.monotonic() > deadline:

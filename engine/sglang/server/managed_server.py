@@ -27,17 +27,17 @@ from asterism.engine.sglang.server.interpreter_check import check_interpreter, w
 from asterism.engine.sglang.server.server_arguments import HOST, build_argv, build_environment, compute_port
 from asterism.engine.sglang.server.server_process_group import ProcessGroup, read_log_tail
 
-TERM_GRACE_S = 1.5  # from SIGTERM to SIGKILL; less than the 2 s that the run allows its generators
+TERM_GRACE_S = 1.5  # time from SIGTERM to SIGKILL; less than the 2 s that the run allows its generators
 _READY_POLL_S = 0.2
-_USAGE_EXIT_CODE = 2  # of argparse
+_USAGE_EXIT_CODE = 2  # exit code of argparse after a wrong argument
 PROBE_INTERVAL_S = 2.0
-MAX_FAILED_PROBES = 3  # in a row
+MAX_FAILED_PROBES = 3  # failed probes in a row that make a server unresponsive
 
 
 class SGLangServer:
-    """`start` sets `death` and `info`."""
+    """An SGLang server of this run. `start` sets `death` and `info`."""
 
-    death: asyncio.Future[str]  # the cause, once the server is dead; cancelled by `close`
+    death: asyncio.Future[str]  # the cause, set when the server dies; cancelled by `close`
     info: ServerInfo
 
     def __init__(
@@ -50,9 +50,9 @@ class SGLangServer:
         version: int = 0,
         probe_interval_s: float = PROBE_INTERVAL_S,
     ) -> None:
-        """`index`: the engine's index in the run. `version`: of the model's weights. `scratch`: a
-        folder only for the server's temporary files; its path should be short, because they
-        include sockets."""
+        """`index`: the engine's index in the run. `version`: version of the model's weights. `scratch`:
+        a folder only for the server's temporary files; its path should be short, because they include
+        sockets."""
         self.url = f"http://{HOST}:{compute_port(requirements.sglang, index)}"
         self._requirements, self._index, self._version = requirements, index, version
         self._log, self._scratch = log, scratch
@@ -63,11 +63,11 @@ class SGLangServer:
         self._logger = structlog.get_logger()
 
     def list_processes(self) -> dict[int, str]:
-        """Names of the server's live processes, by pid."""
+        """Return the names of the server's live processes by pid."""
         return {} if self._group is None else self._group.get_process_names()
 
     async def start(self) -> str:
-        """The base URL, once the server is ready.
+        """Return the base URL once the server is ready.
 
         Raises ServerUnusable for a configuration error, and EngineFailure if the server exits or
         is not ready within sglang.startup_timeout_s; no process is left then.
@@ -89,7 +89,7 @@ class SGLangServer:
         return self.url
 
     async def close(self) -> None:
-        """Stops all processes. A second call does nothing."""
+        """Stop all processes. A second call does nothing."""
         for task in self._watch_tasks:
             task.cancel()
         await asyncio.gather(*self._watch_tasks, return_exceptions=True)
@@ -126,12 +126,12 @@ class SGLangServer:
         return info
 
     def _clear_scratch(self) -> None:
-        """Removes files that a killed earlier incarnation left."""
+        """Remove the files of an earlier incarnation that was killed."""
         shutil.rmtree(self._scratch, ignore_errors=True)
         self._scratch.mkdir(parents=True, mode=0o700)
 
     async def _spawn_shielded(self, python: str, variables: Mapping[str, str]) -> ProcessGroup:
-        """Finishes the start even if cancelled, so that `close` can stop the process."""
+        """Finish the start even if cancelled, so that `close` can stop the process."""
         starting = asyncio.ensure_future(self._spawn(python, variables))
         try:
             return await asyncio.shield(starting)
@@ -200,7 +200,7 @@ class SGLangServer:
 async def wait_until_unresponsive(
     client: SGLangClient, health_timeout_s: float, probe_interval_s: float = PROBE_INTERVAL_S
 ) -> None:
-    """Returns after MAX_FAILED_PROBES probes in a row without a response within `health_timeout_s`.
+    """Wait for MAX_FAILED_PROBES probes in a row without a response within `health_timeout_s`.
 
     Any response counts: the server reports that it is not ready while it is paused or loads
     weights.

@@ -13,11 +13,11 @@ HOST = "127.0.0.1"
 _COMMON_ARGUMENTS = (
     # Queued requests are scheduled by priority; running ones are never preempted.
     *("--enable-priority-scheduling", "--disable-priority-preemption"),
-    "--incremental-streaming-output",  # else each piece of a stream repeats all earlier tokens
-    *("--log-level-http", "warning"),  # otherwise every load poll writes a log line
-    "--sleep-on-idle",  # otherwise an idle scheduler uses a full core
+    "--incremental-streaming-output",  # without the flag, each piece of a stream repeats all earlier tokens
+    *("--log-level-http", "warning"),  # at other levels, every load poll writes a log line
+    "--sleep-on-idle",  # without the flag, an idle scheduler uses a full core
 )
-# The implementations that work without a GPU.
+# Select the implementations that work without a GPU.
 CPU_ARGUMENTS = (
     *("--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
     *("--disable-cuda-graph", "--disable-overlap-schedule"),
@@ -38,8 +38,8 @@ def build_argv(
     version: int,
     lora: LoraOptions | None = None,
 ) -> list[str]:
-    """Arguments of the interpreter. `version`: of the model's weights. `sequence_tokens`: the
-    longest sequence; the server must be able to generate its last token. `lora`: of the adapters
+    """Return the arguments of the interpreter. `version`: version of the model's weights. `sequence_tokens`:
+    the longest sequence; the server must be able to generate its last token. `lora`: the adapters
     that the server receives."""
     return [
         *("-m", "sglang.launch_server", "--model-path", str(model)),
@@ -58,7 +58,7 @@ def build_argv(
 
 
 def build_environment(engine: EngineConfig, sglang: SGLangConfig, scratch: Path) -> Mapping[str, str]:
-    """Variables to add to the run's environment. `scratch`: the folder for temporary files.
+    """Return variables to add to the run's environment. `scratch`: the folder for temporary files.
 
     Raises UnusableInput if a reference cannot be resolved.
     """
@@ -68,7 +68,7 @@ def build_environment(engine: EngineConfig, sglang: SGLangConfig, scratch: Path)
         "OMP_NUM_THREADS": str(engine.threads),
         "PYTHONUNBUFFERED": "1",
         "PYTHONSAFEPATH": "1",  # do not import from the working directory
-        # Otherwise a server waits a minute after its scheduler died.
+        # A server with another value waits a minute after its scheduler died.
         "SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS": "0",
         "TMPDIR": str(scratch),
         **cpu_variables,
@@ -77,25 +77,25 @@ def build_environment(engine: EngineConfig, sglang: SGLangConfig, scratch: Path)
 
 
 def _build_lora_arguments(lora: LoraOptions, device: str) -> tuple[str, ...]:
-    """All requests name the same adapter; only health checks need the base."""
+    """Allow one adapter and the base per batch: all requests name the same adapter; health checks need the base."""
     backend = ("--lora-backend", "torch_native") if device == "cpu" else ()
     return (*list_lora_flags(lora), "--max-loras-per-batch", "2", *backend)
 
 
 def list_lora_flags(lora: LoraOptions) -> tuple[str, ...]:
-    """That a server needs to load these adapters."""
+    """Return the flags that a server needs to load these adapters."""
     return ("--enable-lora", "--max-lora-rank", str(lora.rank), "--lora-target-modules", *complete_stacks(lora.targets))
 
 
 def _build_cache_arguments(engine: EngineConfig, sglang: SGLangConfig) -> tuple[str, str]:
     if engine.kv_tokens == 0:
         return "--mem-fraction-static", str(sglang.memory_share)
-    tokens = engine.kv_tokens // sglang.data_parallel  # per model replica
+    tokens = engine.kv_tokens // sglang.data_parallel  # tokens per model replica
     return "--max-total-tokens", str(tokens // engine.page_tokens * engine.page_tokens)
 
 
 def _build_cuda_arguments(engine: EngineConfig, index: int, sglang: SGLangConfig) -> tuple[str, ...]:
-    """The servers of one machine use consecutive GPUs."""
+    """Select consecutive GPUs for the servers of one machine."""
     first = ("--base-gpu-id", str(index * sglang.tensor_parallel * sglang.data_parallel))
     graphs = () if engine.cuda_graphs else ("--disable-cuda-graph",)
     return (*first, *graphs, *(("--enable-memory-saver",) if sglang.colocate else ()))

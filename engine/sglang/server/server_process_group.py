@@ -20,15 +20,15 @@ _SHM_MAPPING = re.compile(r"(\d+) +/dev/shm/(?:sglang_|sem\.)")
 
 class ProcessGroup:
     def __init__(self, leader: asyncio.subprocess.Process, scratch: Path) -> None:
-        """`scratch` is in a scratch folder (asterism.bus.process.scratch_lock)."""
+        """`scratch`: a path below a scratch folder (asterism.bus.process.scratch_lock)."""
         self.leader = leader
-        # Named shared memory, which killed processes leave in /dev/shm. If this process is killed, too, the next start
-        # of any run reads the inodes in the file.
+        # Inodes of named shared memory, which killed processes leave in /dev/shm. If this process is killed too, the
+        # next start of any run reads the inodes from the file.
         self._shared_memory_inodes: set[int] = set()
         self._inodes_file = scratch / SHARED_MEMORY_INODES
 
     def list_members(self) -> Iterator[int]:
-        """Pids of the live processes."""
+        """Yield the pids of the live processes."""
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 state, _, group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
@@ -36,7 +36,7 @@ class ProcessGroup:
                     yield int(entry.name)
 
     def get_process_names(self) -> dict[int, str]:
-        """The first argument of each live process's command line, by pid."""
+        """Return the first argument of each live process's command line, by pid."""
         found: dict[int, str] = {}
         for pid in sorted(self.list_members()):
             with contextlib.suppress(OSError):
@@ -45,17 +45,17 @@ class ProcessGroup:
         return found
 
     def find_workers(self) -> dict[int, str]:
-        """Names of schedulers and detokenizers, by pid. Also records shared memory for cleanup."""
+        """Return the names of schedulers and detokenizers by pid. Also records shared memory for cleanup."""
         self._record_shared_memory()
         return {pid: name for pid, name in self.get_process_names().items() if name.startswith(_WORKER_PREFIX)}
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Signals all processes of the group."""
+        """Send the signal to all processes of the group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.leader.pid, number)
 
     async def terminate(self, grace_s: float) -> bool:
-        """Whether the leader exited within `grace_s` after SIGTERM. Leaves no process behind."""
+        """Terminate the group; return whether the leader exited within `grace_s` after SIGTERM. No process is left."""
         self._record_shared_memory()
         with contextlib.suppress(ProcessLookupError):
             self.leader.send_signal(signal.SIGTERM)
@@ -83,7 +83,7 @@ class ProcessGroup:
 
 
 def read_log_tail(log: Path) -> str:
-    """Raises OSError."""
+    """Return the last lines of the log. Raises OSError."""
     with log.open("rb") as stream:
         stream.seek(max(0, log.stat().st_size - _TAIL_BYTES))
         return "\n".join(stream.read().decode(errors="replace").rstrip().splitlines()[-_TAIL_LINES:])

@@ -1,4 +1,4 @@
-"""Checks of `asterism doctor` for SGLang servers: interpreters, ports and GPUs of this machine, and servers that run already."""
+"""Checks of `asterism doctor` for SGLang: interpreters, ports and GPUs of this machine, and external servers."""
 
 import asyncio
 import os
@@ -56,7 +56,7 @@ def _list_server_checks(run: RunConfig, checkpoint: Path | None) -> Iterator[Eng
     python = run.sglang.python or sys.executable
     try:
         variables = {**os.environ, **build_environment(run.engine, run.sglang, Path(tempfile.gettempdir()))}
-    except UnusableInput:  # of sglang.environment, which has a check of its own
+    except UnusableInput:  # sglang.environment is wrong, which a check of its own reports
         return
     yield EngineCheck(
         "sglang.python",
@@ -97,7 +97,7 @@ def _check_ports(run: RunConfig) -> str:
 
 
 def _check_gpus(run: RunConfig, python: str, variables: Mapping[str, str], gpus: list[VisibleGpu]) -> str:
-    """Appends the GPUs that the servers would use to `gpus`."""
+    """Check the number of GPUs; append the GPUs that the servers would use to `gpus`."""
     if run.engine.device == "cpu":
         return 'engine.device = "cpu" needs none'
     seen = asyncio.run(query_gpu_inventory(python, variables))
@@ -132,7 +132,7 @@ async def _check_external_server(run: RunConfig, checkpoint: Path | None, index:
         info = await fetch_server_info(client, key)
     finally:
         await client.close()
-    # A checkpoint that the run has yet to create cannot differ from the server's model.
+    # Without the checkpoint, which the run has yet to create, the server's model is compared with itself.
     model = checkpoint or Path(info.model_path)
     check_compatibility(info, make_requirements(run, model), key)
     room = info.max_total_num_tokens * info.dp_size

@@ -1,11 +1,11 @@
-"""Transports new weights to an SGLang server: a folder, request bodies, a process group, or handles of memory.
+"""Transports new weights to an SGLang server: by a folder, request bodies, a process group, or handles of memory.
 
 Each transport pauses the server's requests in place, loads the weights and resumes the requests.
-Their next tokens have the new version; they keep their KV cache, which later requests must not
-reuse. While requests are paused, the server cannot flush its cache: /flush_cache returns 400, and
-an update with `flush_cache` is reported as failed although the weights are loaded. So every
-request has an `extra_key` that names its weights, and the prefix cache matches only requests with
-the same key. If no request is paused, the cache is flushed.
+Their next tokens have the new version. They keep their KV cache, which later requests must not
+reuse, and the server cannot flush its cache while requests are paused: /flush_cache returns 400, and
+an update with `flush_cache` is reported as failed although the weights are loaded. So every request
+has an `extra_key` that names its weights, and the prefix cache matches only requests with the same
+key. If no request is paused, the transport flushes the cache.
 
 Before requests resume, the server must confirm the version, and its checksums must match
 (checksums.py).
@@ -29,17 +29,17 @@ class TransportParts(NamedTuple):
 
     layout: WeightLayout
     checksums: ChecksumRegistry
-    node_folder: Path = Path()  # in memory, used by all engines of this run on this node
+    node_folder: Path = Path()  # a folder in memory, used by all engines of this run on this node
     bucket_bytes: int = 2**20
-    device: torch.device = torch.device("cpu")  # the server's first one, as this process numbers it
+    device: torch.device = torch.device("cpu")  # the server's first device, as this process numbers it
     group_backend: Literal["gloo", "nccl"] = "gloo"
-    timeout_s: float = 300.0  # for joining a group, and for each bucket
-    response_timeout_s: float = 10.0  # for the server to report an error after this side has left the group
+    timeout_s: float = 300.0  # limit of joining a group, and of each bucket
+    response_timeout_s: float = 10.0  # time for the server to report an error after this side has left the group
 
 
 class WeightTransport(Protocol):
     async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
-        """Raises WeightsRefused if the server keeps its old weights and resumes.
+        """Load the weights. Raises WeightsRefused if the server keeps its old weights and resumes.
 
         Raises another EngineFailure if the weights are partially loaded or the server does not
         respond. Its requests stay paused until it is restarted, or until a complete update and a
@@ -51,7 +51,7 @@ class WeightTransport(Protocol):
 
 
 def build_transport(name: str, parts: TransportParts) -> WeightTransport:
-    """`name`: a value of sglang.weights."""
+    """Return a new transport. `name`: a value of sglang.weights."""
     return pkgutil.resolve_name(WEIGHT_TRANSFERS[name].transport)(parts)
 
 

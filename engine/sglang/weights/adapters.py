@@ -1,11 +1,11 @@
 """Sends published adapters to a server: their base once, as whole weights, and then only A and B of each version.
 
-A version is a LoRA adapter of the server with a name of its own, which requests name. The server computes W x + (alpha / r) B A x
-with W, A and B in its dtype. Requests that run during an update keep the adapter that they name, so the engine ends and repeats
-them (sglang_engine.py); then the server unloads the earlier adapters.
+A version is a LoRA adapter with a name of its own on the server, and each request names an adapter. The server
+computes W x + (alpha / r) B A x with W, A and B in its dtype. Requests that run during an update keep the adapter that
+they name, so the engine ends and repeats them (sglang_engine.py); then the transport unloads the earlier adapters.
 
-SGLang 0.5.23 stacks the adapters of queries, keys and values, and those of gate and up (lora/lora.py), and needs each of a
-stack: a server that gets adapters of k_proj alone exits. The missing ones are sent as zeros.
+SGLang 0.5.23 stacks the adapters of queries, keys and values, and those of gate and up (lora/lora.py), and needs each
+of a stack: a server that gets adapters of k_proj alone exits. The transport sends the missing ones as zeros.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ from asterism.engine.sglang.weights.server_parameters import FUSED
 from asterism.engine.weight_transfer.adapter_slots import BASE_RECORD_BYTES, AdapterBase, get_adapter_layout, parse_base
 from asterism.engine.weight_transfer.shared_memory import open_body
 
-_NAME_PREFIX = "asterism-"  # of adapters that this project loads
+_NAME_PREFIX = "asterism-"  # prefix of the names of adapters that this project loads
 _PEFT_PREFIX = "base_model.model."
 
 
 def complete_stacks(targets: Sequence[str]) -> tuple[str, ...]:
-    """Return the targets, and the further projections of stacks that they are a part of."""
+    """Return the targets, and the other projections of their stacks."""
     stacked = [target for stack in FUSED.values() if set(stack) & set(targets) for target in stack]
     return tuple(dict.fromkeys((*targets, *stacked)))
 
@@ -43,7 +43,7 @@ def complete_stacks(targets: Sequence[str]) -> tuple[str, ...]:
 class _Payload(NamedTuple):
     base: AdapterBase
     tensors: str  # a pickle of {name: matrix} in base64
-    checksums: Mapping[str, str]  # by the name of the matrix
+    checksums: Mapping[str, str]  # checksums by the matrix's name
 
 
 class AdapterTransport:
@@ -54,15 +54,15 @@ class AdapterTransport:
         options: LoraOptions,
         dtype: torch.dtype,
     ) -> None:
-        """`whole`: sends the base. `parameters`: of the model, for their shapes. `dtype`: of the server."""
+        """`whole`: sends the base. `parameters`: the model's, for their shapes. `dtype`: the server's."""
         self._whole, self._options, self._dtype = whole, options, dtype
         self._targets = complete_stacks(options.targets)
         self._layout = get_adapter_layout(parameters, options)
         self._stacked_layout = get_adapter_layout(parameters, options._replace(targets=self._targets))
-        self._held_base = ""  # digest of the base that the server has
+        self._held_base = ""  # digest of the server's base
 
     def forget_base(self) -> None:
-        """The server has lost its weights: the next update sends the base again."""
+        """Send the base again with the next update, because the server has lost its weights."""
         self._held_base = ""
 
     async def update(

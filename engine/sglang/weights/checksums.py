@@ -1,9 +1,8 @@
 """Compares the checksums of a server with those of the published weights, and of other servers.
 
-A server hashes the parameters that it computes with: fused, sharded and padded for its kernels. A sample is
-compared with the published weights (server_parameters.py). All of them together are compared with another server
-that loaded the same weights: another replica, another engine on this machine, or an earlier incarnation of this
-one.
+A server hashes the parameters that it computes with: fused, sharded and padded for its kernels. The registry compares
+a sample of them with the published weights (server_parameters.py), and all of them with another server that loaded the
+same weights: another replica, another engine on this machine, or an earlier incarnation of this engine.
 """
 
 import hashlib
@@ -18,10 +17,10 @@ from asterism.engine.sglang.http_api import RankChecksums, ServerInfo
 
 
 class ChecksumRegistry:
-    """A folder for a machine's engines: a file per version, by the first engine that loads it."""
+    """Checksums of all engines of a machine: a file per version, written by the first engine that loads it."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """`name`: this engine's."""
+        """`name`: the name of this engine."""
         self._folder, self._name = folder, name
 
     def verify(
@@ -31,9 +30,9 @@ class ChecksumRegistry:
         ranks: Sequence[RankChecksums],
         expected: Sequence[Mapping[str, str]] = (),
     ) -> None:
-        """Raises EngineFailure, which names the parameter, ranks or engines that differ.
+        """Compare the checksums. Raises EngineFailure, which names the parameter, ranks or engines that differ.
 
-        `expected`: by tensor-parallel rank, checksums of some parameters.
+        `expected`: checksums of some parameters, by tensor-parallel rank.
         """
         if expected:
             self._compare_with_published(weights, ranks, expected)
@@ -57,7 +56,7 @@ class ChecksumRegistry:
     def _compare_with_published(
         self, weights: WeightsPublished, ranks: Sequence[RankChecksums], expected: Sequence[Mapping[str, str]]
     ) -> None:
-        """A pipeline rank holds the parameters of its layers."""
+        """Compare the checksums of each rank. A pipeline rank holds only the parameters of its layers."""
         held = {name for rank in ranks for name in rank.checksums}
         for number, rank in enumerate(ranks):
             for name, checksum in expected[rank.model_shard[0]].items():

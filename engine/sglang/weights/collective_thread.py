@@ -26,7 +26,7 @@ _DEVICES = {"gloo": "cpu", "nccl": "cuda"}
 
 
 class CollectiveThread:
-    """One group. After a failure it must be closed."""
+    """A thread with one process group. After a failure the group must be closed."""
 
     def __init__(self, name: str, backend: str, host: str, world_size: int, timeout_s: float) -> None:
         """`host`: this machine's address for the server. `timeout_s`: limit of each operation."""
@@ -42,15 +42,15 @@ class CollectiveThread:
         threading.Thread(target=self._run_calls, name=f"weights {name}", daemon=True).start()
 
     def join(self) -> asyncio.Future[None]:
-        """Done when the server's ranks have joined; they may connect from now on."""
+        """Return a future that is done when the server's ranks have joined; they may connect from now on."""
         return self._submit(self._join)
 
     def broadcast(self, tensors: Sequence[Tensor]) -> asyncio.Future[None]:
-        """Broadcasts the tensors in order."""
+        """Broadcast the tensors in order."""
         return self._submit(lambda: self._broadcast(tensors))
 
     def close(self) -> None:
-        """Closes the group after the current operation. Pending calls of the other side fail."""
+        """Close the group after the current operation. Pending calls of the other side fail."""
         self._calls.put(None)
 
     def _join(self) -> None:

@@ -25,11 +25,11 @@ from asterism.engine.sglang.weights.transports import (
     split_into_buckets,
 )
 
-_FILE_BYTES = 256 * 2**20  # of one file of the folder, if it has several parameters
+_FILE_BYTES = 256 * 2**20  # limit of one file of the folder, unless it has a single parameter
 
 
 class DiskTransport:
-    """After an update, the server reports the version's folder as its model path."""
+    """A transport by files. After an update, the server reports the version's folder as its model path."""
 
     def __init__(self, parts: TransportParts) -> None:
         self._parts, self._folders = parts, NodeFolders(parts.node_folder)
@@ -43,7 +43,7 @@ class DiskTransport:
             await client.update_from_disk(folder, str(weights.version))
 
     async def close(self) -> None:
-        """Nothing stays open between updates. The launcher removes folders that a killed engine left."""
+        """Do nothing: no file stays open between updates, and the launcher removes folders of killed engines."""
 
     @asynccontextmanager
     async def _holding(self, weights: WeightsPublished, parameters: Bucket) -> AsyncGenerator[Path]:
@@ -59,7 +59,7 @@ class DiskTransport:
             await asyncio.to_thread(self._folders.release)
 
     def _acquire(self, weights: WeightsPublished, parameters: Bucket, stop: threading.Event) -> Path:
-        """Runs in a thread, until the folder is complete or `stop` is set."""
+        """Acquire the folder in a thread; block until it is complete or `stop` is set."""
         try:
             folder = self._folders.acquire(
                 build_extra_key(weights), lambda part: _write_files(part, parameters, stop), stop

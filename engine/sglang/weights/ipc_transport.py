@@ -1,8 +1,8 @@
-"""Sends new weights in the memory of the server's device: the request bodies have only handles of it.
+"""Sends new weights in the memory of the server's device: the request bodies hold only handles of this memory.
 
-Each bucket is copied once, from the page-locked slot to the device. The server's ranks map it, and load it from there. With
-tensor parallelism the bucket is on the first GPU of the server, and the other ranks copy from that GPU.
-On a CPU, torch's shared memory takes the place of CUDA IPC. On CUDA this has never run on a GPU.
+The transport copies each bucket once, from the page-locked slot to the device. The server's ranks map the bucket and
+load it. With tensor parallelism the bucket is on the first GPU of the server, and the other ranks copy from that GPU.
+On a CPU, torch's shared memory replaces CUDA IPC. On CUDA this has never run on a GPU.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from asterism.engine.weight_transfer.shared_memory import wait_for_copies
 from asterism.engine.weight_transfer.slot_mappings import SlotMappings
 from asterism.engine.weight_transfer.weight_layout import get_layout
 
-_ENGINES_PER_NODE = 4  # that verify a version at the same time, assumed
+_ENGINES_PER_NODE = 4  # assumed number of engines that verify a version at the same time
 
 
 class IpcTransport:
@@ -50,11 +50,11 @@ class IpcTransport:
                 await asyncio.to_thread(_free_buckets, self._parts.device)
 
     async def close(self) -> None:
-        """Nothing stays open between updates but the mappings of slots."""
+        """Do nothing: only the mappings of slots stay open between updates."""
 
 
 def _stage(bucket: Bucket, device: torch.device) -> dict[str, Tensor]:
-    """Copy the bucket into new memory. Raises UpdateRefused if there is too little."""
+    """Copy the bucket into new memory. Raises UpdateRefused if the device has too little."""
     dtype = next(iter(bucket.values())).dtype
     layout = get_layout(bucket, dtype)
     try:
@@ -62,7 +62,7 @@ def _stage(bucket: Bucket, device: torch.device) -> dict[str, Tensor]:
         for name, tensor in bucket.items():
             staged[name].copy_(tensor, non_blocking=True)
         wait_for_copies(staged)
-    except RuntimeError as error:  # also torch.OutOfMemoryError
+    except RuntimeError as error:  # includes torch.OutOfMemoryError
         raise UpdateRefused(f"a part of the weights cannot be copied to {device}: {error}") from error
     return staged
 
@@ -75,9 +75,9 @@ def _pickle_staged(staged: Mapping[str, Tensor]) -> bytes:
 
 
 def _free_buckets(device: torch.device) -> None:
-    """Return memory that the server has released to the GPU, which the learner and the server use too.
+    """Return memory that the server has released to the GPU, which the learner and the server share.
 
-    An error is only logged, so that it does not replace the error of the update. The next update tries again.
+    An error is only logged, so that it does not hide the error of the update. The next update retries.
     """
     try:
         with torch.cuda.device(device):

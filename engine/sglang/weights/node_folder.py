@@ -1,13 +1,13 @@
 """Writes folders of weights that all servers of a node read.
 
-There is one per version, written once, removed after the last read.
+Each version has one folder, which is written once and removed after its last read.
 
-    lock            locked exclusively while a process writes or removes a folder, and not while servers read
-    part            a folder in writing or in removal; without its lock it is rubbish of a killed process
+    lock            locked exclusively while a process writes or removes a folder, but not while servers read
+    part            a folder that is being written or removed; without the lock a killed process has left it
     KEY             a complete folder; an engine holds a shared lock of it while its server reads
 
-A complete folder gets its name by a rename. The kernel releases the locks of a killed process. The next process removes
-the folder that is left, or reads it if it is complete.
+A rename gives a complete folder its name. The kernel releases the locks of a killed process. The next process removes
+the folder of a killed process, or reads it if it is complete.
 """
 
 import os
@@ -29,15 +29,15 @@ Write = Callable[[Path], None]
 
 class NodeFolders:
     def __init__(self, root: Path) -> None:
-        """`root`: of this run on this node; should be in memory. All engines of the node use the same one."""
+        """`root`: the run's folder on this node; should be in memory. All engines of the node use the same one."""
         self._root = root
         self._held: int | None = None  # open folder that this engine's server may read
 
     def acquire(self, key: str, write: Write, stop: threading.Event) -> Path | None:
-        """Return the complete folder `key`, which stays until `release`. Blocks; None after `stop`.
+        """Return the complete folder `key`, which stays until `release`. Blocks; returns None after `stop`.
 
-        `write`: fills an empty folder; at most one process of the node runs it, the others wait. Its errors are raised,
-        and OSError if the memory is full.
+        `write`: fills an empty folder; one process of the node runs it while the others wait. Raises its errors, and
+        OSError if the memory is full.
         """
         self.release()  # an update that was cancelled twice may have left a folder
         folder = self._root / key
@@ -62,7 +62,7 @@ class NodeFolders:
             with self._locked(threading.Event()):
                 self._remove_unused()
         except FileNotFoundError:
-            return  # the launcher has removed all
+            return  # the launcher has removed all folders
         except OSError as error:  # the next acquire removes the rest
             structlog.get_logger().warning("weights.folder_not_removed", cause=str(error))
 
@@ -81,7 +81,7 @@ class NodeFolders:
             shutil.rmtree(part, ignore_errors=True)
 
     def _remove_unused(self, keep: str = "") -> int:
-        """Remove, under the lock, folders that no server reads. Return the number of others than `keep` that are read."""
+        """Remove, under the lock, folders that no server reads. Return how many others than `keep` servers read."""
         part, num_read = self._root / _PART, 0
         shutil.rmtree(part, ignore_errors=True)
         for folder in self._root.iterdir():
@@ -90,7 +90,7 @@ class NodeFolders:
             if is_locked(folder):
                 num_read += 1
                 continue
-            folder.rename(part)  # a process that is killed meanwhile leaves no incomplete folder with this name
+            folder.rename(part)  # if this process is killed during the removal, no incomplete folder has this name
             shutil.rmtree(part)
         return num_read
 

@@ -1,14 +1,14 @@
-"""Computes the parameters that a server must hold after an update, made from the published ones, and their checksums.
+"""Computes the parameters that a server must hold after an update, and their checksums, from the published weights.
 
-SGLang 0.5.23 fuses the projections of queries, keys and values, and those of gate and up. Tensor parallelism gives each rank
-equal parts: rows of these projections and of vocabularies, columns of the projections that follow them, and all of each norm.
-Zeros pad a vocabulary (layers/vocab_parallel_embedding.py) and, on CPUs, the rows of gate and up and the columns of down
+SGLang 0.5.23 fuses the projections of queries, keys and values, and those of gate and up. Tensor parallelism gives
+each rank equal parts: rows of these projections and of vocabularies, columns of the projections that follow them, and
+all of each norm.
 (sglang/srt/configs/update_config.py).
 
 Some parameters have a form that depends on more than the server reports; they are not compared (_has_known_form).
 
-A checksum of a parameter has 64 bits. On CPUs: the first bytes of SHA-256. On GPUs: the function of SGLang's kernel
-gpu_tensor_hash, with the MurmurHash3 finalizer of each word and its index, and the SplitMix64 finalizer of the sum.
+A checksum of a parameter has 64 bits. On CPUs it is the start of the SHA-256. On GPUs it is the function of SGLang's
+kernel gpu_tensor_hash: the MurmurHash3 finalizer of each word and its index, and the SplitMix64 finalizer of their sum.
 """
 
 import hashlib
@@ -23,14 +23,14 @@ from torch.nn.functional import pad
 
 from asterism.engine.sglang.http_api import ServerInfo
 
-SAMPLE_BYTES = 64 * 2**20  # of parameters that are compared after one update; the last one may exceed them
+SAMPLE_BYTES = 64 * 2**20  # bytes of parameters to compare after one update; the last parameter may exceed them
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-_VOCABULARY, _VOCABULARY_MULTIPLE = ("embed_tokens", "lm_head"), 64  # of the padded rows
-_MLP, _MLP_MULTIPLE = ("gate_proj", "up_proj", "down_proj"), 32  # of the padded rows or columns of a rank, on CPUs
+_VOCABULARY, _VOCABULARY_MULTIPLE = ("embed_tokens", "lm_head"), 64  # padded rows are a multiple of 64
+_MLP, _MLP_MULTIPLE = ("gate_proj", "up_proj", "down_proj"), 32  # each rank's rows or columns: a multiple of 32 on CPUs
 _CUT_BY_COLUMNS = ("o_proj", "down_proj")
 
-# Of gpu_tensor_hash.
+# Constants of gpu_tensor_hash.
 _SEED = 0x243F6A88
 _SEEDS = (_SEED, (_SEED * 0x9E3779B1 ^ 0xDEADBEEF) & 0xFFFFFFFF)
 _INDEX_FACTORS, _INDEX_ROTATIONS = (0x27D4EB2D, 0x165667B1), (15, 13)
@@ -41,7 +41,7 @@ Words = NDArray[np.uint32]
 def compute_expected_checksums(
     published: Mapping[str, Tensor], server: ServerInfo, tp_rank: int, version: int
 ) -> dict[str, str]:
-    """Return checksums by the server's parameter name, for a sample of SAMPLE_BYTES: another one in each version."""
+    """Return checksums by the server's parameter name, for a sample of SAMPLE_BYTES that changes with each version."""
     compute = _hash_on_gpu if server.device == "cuda" else _hash_on_cpu
     sources = _list_sources(published, server)
     start = version * 7919 % max(1, len(sources))  # a prime: consecutive versions compare distant layers
@@ -56,7 +56,7 @@ def compute_expected_checksums(
 
 
 def get_fused_name(projection: str) -> str:
-    """Return the name of the server's layer that computes it."""
+    """Return the name of the server's layer that contains the projection."""
     return next((fused for fused, parts in FUSED.items() if projection in parts), projection)
 
 
@@ -75,13 +75,13 @@ def _list_sources(published: Mapping[str, Tensor], server: ServerInfo) -> list[t
 def _has_known_form(name: str, tensor: Tensor, server: ServerInfo) -> bool:
     module, is_on_cpu = _get_module(name), server.device == "cpu"
     if server.quantization is not None or server.dtype != str(tensor.dtype).removeprefix("torch."):
-        return False  # converted
+        return False  # a converted form
     if server.enable_dp_attention:
-        return False  # attention and vocabularies divided among other ranks than the rest
+        return False  # attention and vocabularies are divided among other ranks than the rest
     if ".experts." in name:
-        return False  # stacked, in the layout of a kernel
+        return False  # experts are stacked in the layout of a kernel
     if is_on_cpu and tensor.dim() == 2 and tensor.dtype != torch.float32 and module != "embed_tokens":
-        return False  # packed for AMX if the server has the package sgl_kernel (layers/amx_utils.py)
+        return False  # the package sgl_kernel packs parameters for AMX (layers/amx_utils.py)
     # Key/value heads are repeated if there are fewer of them than ranks; on CPUs, heads are padded.
     return server.tp_size == 1 or module not in _ATTENTION or (module == "o_proj" and not is_on_cpu)
 
@@ -91,7 +91,7 @@ def _get_module(name: str) -> str:
 
 
 def _cut(name: str, tensor: Tensor, server: ServerInfo, tp_rank: int) -> Tensor:
-    """Return the part of one tensor-parallel rank."""
+    """Return the part of one tensor-parallel rank, after padding."""
     module, tp_size = _get_module(name), server.tp_size
     dim = 1 if module in _CUT_BY_COLUMNS else 0
     if dim == tensor.dim() or module not in (*_VOCABULARY, *_MLP, *_CUT_BY_COLUMNS):

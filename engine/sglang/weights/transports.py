@@ -30,7 +30,7 @@ from asterism.engine.weight_transfer.slot_mappings import SlotMappings
 from asterism.engine.weight_transfer.weight_layout import WeightLayout
 
 Bucket = Mapping[str, Tensor]
-_VERIFYING_THREADS = 4  # of one engine; several engines of a node verify at the same time
+_VERIFYING_THREADS = 4  # threads of one engine; several engines of a node verify at the same time
 _HOST = "127.0.0.1"  # this machine's address for the server
 # Texts in a server's refusal that mean that it had started to write.
 _PARTIAL_UPDATE_MARKERS = ("partially updated", "Rolling back")
@@ -40,14 +40,14 @@ _PARTIAL_UPDATE_MARKERS = ("partially updated", "Rolling back")
 async def open_parameters(
     weights: WeightsPublished, layout: WeightLayout, mappings: SlotMappings | None = None
 ) -> AsyncGenerator[Bucket]:
-    """Yield views of the published parameters. With tied embeddings there is no lm_head: the server uses the embedding."""
+    """Yield views of the published parameters, without lm_head for tied embeddings; the server uses the embedding."""
     opened = open_published(weights, layout, mappings, threads=_VERIFYING_THREADS)
     with ExitStack() as stack:
         yield await asyncio.to_thread(stack.enter_context, opened)
 
 
 def split_into_buckets(parameters: Mapping[str, Tensor], bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
-    """Keeps the order; a bucket exceeds `bucket_bytes` only if it holds a single parameter."""
+    """Split the parameters in order; a bucket exceeds `bucket_bytes` only if it holds a single parameter."""
     bucket: dict[str, Tensor] = {}
     filled_bytes = 0
     for name, parameter in parameters.items():
@@ -61,7 +61,7 @@ def split_into_buckets(parameters: Mapping[str, Tensor], bucket_bytes: int) -> I
 
 
 def copy_tensors(bucket: Bucket) -> dict[str, Tensor]:
-    """Copy the tensors into memory of their own: a view is saved and pickled with all the memory that it is a part of."""
+    """Copy the tensors into memory of their own: pickling a view saves the whole memory behind the view."""
     return {name: tensor.clone() for name, tensor in bucket.items()}
 
 
@@ -83,10 +83,10 @@ class UpdateProgress:
 async def generation_paused(
     client: SGLangClient, weights: WeightsPublished, parameters: Bucket, checksums: ChecksumRegistry
 ) -> AsyncGenerator[UpdateProgress]:
-    """Pauses requests in place, and resumes them after a successful or refused update to `parameters`.
+    """Pause requests in place, and resume them after a successful or refused update to `parameters`.
 
-    A refusal by the server becomes WeightsRefused; if some weights are loaded, or wrong ones, it
-    becomes EngineFailure and requests stay paused.
+    A server's refusal becomes WeightsRefused if the old weights are complete. If some weights are
+    loaded, or wrong ones, it becomes EngineFailure and requests stay paused.
     """
     progress, server = UpdateProgress(), await client.get_server_info()
     expected = [
@@ -122,7 +122,7 @@ async def update_in_buckets(
     bucket_bytes: int,
     send: Callable[[Bucket, str | None], Awaitable[None]],
 ) -> None:
-    """Pauses requests and sends all buckets; the last one carries the version, the others None."""
+    """Pause requests and send all buckets; the last one has the version, the others have None."""
     buckets = list(split_into_buckets(parameters, bucket_bytes))
     async with generation_paused(client, weights, parameters, checksums) as progress:
         await _begin_update(client)
@@ -137,7 +137,7 @@ async def update_in_buckets(
 
 
 async def _begin_update(client: SGLangClient) -> None:
-    """Closes an update that an earlier process left open."""
+    """Close an update that an earlier process left open."""
     try:
         await client.begin_update()
     except UpdateRefused as refusal:
@@ -151,7 +151,7 @@ async def _begin_update(client: SGLangClient) -> None:
 
 
 class TensorTransport:
-    """A payload is a pickle of [(name, tensor), ...]; each rank receives it whole."""
+    """A transport by request bodies: pickles of [(name, tensor), ...], which each rank receives whole."""
 
     def __init__(self, parts: TransportParts) -> None:
         self._parts = parts
@@ -167,12 +167,12 @@ class TensorTransport:
             await update_in_buckets(client, weights, parameters, self._parts.checksums, self._parts.bucket_bytes, send)
 
     async def close(self) -> None:
-        """Nothing stays open between updates."""
+        """Do nothing: no resource stays open between updates."""
 
 
 class ProcessGroupTransport:
-    """The group is created at the first update and reused. Any failure closes it; the next update
-    creates a new one. With nccl, this process needs a GPU that the server does not use."""
+    """A transport by a process group, which is created at the first update and reused. A failure closes
+    the group; the next update creates a new one. With nccl, this process needs a GPU of its own."""
 
     def __init__(self, parts: TransportParts) -> None:
         self._parts = parts
@@ -214,7 +214,7 @@ class ProcessGroupTransport:
         return group
 
     async def _run_both(self, local_future: asyncio.Future[None], server_call: Coroutine[Any, Any, None]) -> None:
-        """Runs this side of a collective and the call that makes the server take part.
+        """Run this side of a collective and the call that makes the server take part.
 
         If either fails, this side leaves the group, which makes the other fail too. Raises the
         server's error, or EngineFailure if the server does not respond.
@@ -249,7 +249,7 @@ class ProcessGroupTransport:
             self.group = None
 
     async def _destroy_group(self, client: SGLangClient, group: CollectiveThread) -> None:
-        """Closes the group on both sides; ignores failures of the server."""
+        """Close the group on both sides; ignore failures of the server."""
         self._leave()
         with suppress(EngineFailure):
             await client.destroy_group(group.name)

@@ -7,7 +7,7 @@ import pytest
 
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in ("bench", "generation", "control", "load")))
 
-from tests.engine.contract.bench import Bench  # noqa: E402 - after what rewrites its asserts
+from tests.engine.contract.bench import Bench  # noqa: E402 - after the registration of its asserts
 from tests.engine.contract.control import CONTROL  # noqa: E402
 from tests.engine.contract.generation import GENERATION, LOGPROBS  # noqa: E402
 from tests.engine.contract.load import LOAD  # noqa: E402

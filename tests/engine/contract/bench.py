@@ -1,4 +1,4 @@
-"""An engine under the contract's cases: how to create one, and the traits in which engines differ."""
+"""Defines how the contract's cases create an engine, and the traits in which engines differ."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,12 +23,12 @@ ORDINARY = 250  # ids below are in the vocabulary of every model here
 class Traits(NamedTuple):
     """Properties in which engines may differ."""
 
-    logprob_error: float  # of its logprobs from those of the learner's model, which computes in float32
+    logprob_error: float  # largest difference from the learner's float32 logprobs
     max_running: int
     prefix_tokens: int  # granularity of a sequence's cached prefix
-    forgets: bool  # a released sequence's pages are free immediately; if false, when another sequence needs them
+    forgets: bool  # a released sequence's pages are free immediately, or else on demand
     long_turn: int  # new tokens of a turn that a case interrupts
-    look_s: float  # between reads of the engine's load
+    look_s: float  # seconds between reads of the engine's load
 
 
 class Bench(Protocol):
@@ -39,9 +39,9 @@ class Bench(Protocol):
     def engine(
         self, *, scarce: bool = False, max_pending: int = 100
     ) -> AbstractAsyncContextManager[tuple[Engine, Capacity]]:
-        """A started engine with the weights of `model` as version 0, closed at the end.
+        """Yield a started engine with the weights of `model` as version 0, closed at the end.
 
-        `scarce`: the cache holds only two or three sequences; any precision.
+        `scarce`: the cache holds only two or three sequences; the precision does not matter.
         """
         ...
 
@@ -82,7 +82,7 @@ async def tokens(engine: Engine, asked: GenerationRequest) -> list[int]:
 async def wait_until(
     bench: Bench, engine: Engine, condition: Callable[[EngineLoad], bool], *calls: asyncio.Future[Generation]
 ) -> None:
-    """Wait for the condition; fails if all of these calls end before."""
+    """Wait for the condition; fail if all of these calls end before."""
     while not condition(engine.get_load()):
         assert not all(call.done() for call in calls)
         await asyncio.sleep(bench.traits.look_s)
@@ -91,7 +91,7 @@ async def wait_until(
 async def saturate(
     bench: Bench, engine: Engine, count: int, condition: Callable[[EngineLoad], bool]
 ) -> list[Generation]:
-    """Keep `count` turns of 100 new tokens in flight until the condition holds; all answers."""
+    """Keep `count` turns of 100 new tokens in flight until the condition holds; return all answers."""
     calls: list[asyncio.Future[Generation]] = []
     while not condition(engine.get_load()):
         answered = [call.result() for call in calls if call.done()]  # raises the failure of a turn
@@ -114,7 +114,7 @@ async def posted(call: asyncio.Future[Any]) -> None:
 
 
 def changed_model(bench: Bench, seed: int = 1) -> CausalLM:
-    """A model of the same shape with other weights."""
+    """Return a model of the same shape with other weights."""
     model = load_model(bench.model, torch.float32)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -128,7 +128,7 @@ def publish(bench: Bench, version: int, model: CausalLM) -> WeightsPublished:
 
 
 def learners_logprobs(model: CausalLM, asked: GenerationRequest, found: Generation) -> torch.Tensor:
-    """Logprobs of all tokens at the position of each new token, [N, V]; greedy: at temperature 1."""
+    """Return logprobs of all tokens at the position of each new token, [N, V]; for greedy turns at temperature 1."""
     ids = torch.from_numpy(np.concatenate((asked.token_ids, found.token_ids))).long()
     with torch.no_grad():
         logits = model.compute_logits(model(ids[None])[0, len(asked.token_ids) - 1 : -1])

@@ -131,7 +131,7 @@ async def new_weights_invalidate_cached_prefixes(bench: Bench) -> None:
         await engine.load_weights(published)
         later = await engine.generate(turn)
         assert (later.cached_tokens, set(later.versions.tolist())) == (0, {5})
-        assert engine.get_load().recomputed_tokens == 0  # new weights invalidate it
+        assert engine.get_load().recomputed_tokens == 0  # new weights invalidate the cached prefix
         assert (await engine.generate(turn)).cached_tokens > 0
 
 

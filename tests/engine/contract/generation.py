@@ -57,7 +57,7 @@ async def tokens_and_logprobs_match_the_learners_model_after_new_weights(bench: 
 
 
 def _check(bench: Bench, model: CausalLM, asked: GenerationRequest, found: Generation) -> None:
-    """A greedy token may be less likely than another token by twice the logprob error."""
+    """Compare logprobs. A greedy token may be less likely than another one by twice the logprob error."""
     counts = len(found.token_ids), len(found.logprobs), len(found.versions)
     assert counts == (asked.max_new_tokens,) * 3
     wanted = learners_logprobs(model, asked, found)

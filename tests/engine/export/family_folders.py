@@ -18,7 +18,7 @@ LLAMA_REGEX = QWEN_REGEX.replace(r"\p{N}|", r"\p{N}{1,3}|", 1)
 QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
 QWEN_TAGS = ("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|repo_name|>")  # not special in Qwen's files
 QWEN3_TAGS = ("<tool_response>", "</tool_response>", "<think>", "</think>")
-# With the tokens of ChatML in the place of reserved ones, as in Hermes 3.
+# Llama's tokens, where tokens of ChatML replace reserved ones, as in Hermes 3.
 LLAMA_SPECIAL = (
     *("<|begin_of_text|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>"),
     *(f"<|reserved_special_token_{number}|>" for number in range(40)),
@@ -89,7 +89,7 @@ def train_family_tokenizer(kind: FamilyKind) -> Tokenizer:
 
 
 def write_family_tokenizer(folder: Path, kind: FamilyKind) -> Path:
-    """tokenizer.json and tokenizer_config.json with the family's list of added tokens and its template."""
+    """Write tokenizer.json and tokenizer_config.json with the family's added tokens and its template."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = train_family_tokenizer(kind)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -116,7 +116,7 @@ def write_family_tokenizer(folder: Path, kind: FamilyKind) -> Path:
 
 
 def write_family_model(folder: Path, kind: FamilyKind, seed: int = 0) -> Path:
-    """A model of the family's architecture with random weights, and its tokenizer."""
+    """Write a model of the family's architecture with random weights, and its tokenizer."""
     source = write_family_tokenizer(folder.with_name(f"{folder.name}_tokenizer"), kind)
     vocab_size = Tokenizer.from_file(str(source / "tokenizer.json")).get_vocab_size()
     model = small_model(seed, small_architecture(kind.model_type, vocab_size=vocab_size))

@@ -19,12 +19,12 @@ from tests.engine.export.exported_chats import DIALOGUES, assert_same_ids, expor
 from tests.engine.export.family_folders import FAMILY_KINDS, TEXTS, write_family_tokenizer
 from tests.engine.export.random_dialogues import RandomDialogue, make_dialogue
 
-NUM_DIALOGUES = 60  # for each of the formats: 240 per family
+NUM_DIALOGUES = 60  # per format: 240 per family
 slow = pytest.mark.slow
 
 
 def draw_dialogues(config: str) -> list[RandomDialogue]:
-    """Each format has seeds of its own. Without tools in the run, each second dialogue has those of its request."""
+    """Draw dialogues with seeds of each format. If the run has no tools, each second request has tools."""
     options, first = DIALOGUES[config], NUM_DIALOGUES * list(DIALOGUES).index(config)
     start = "" if options.prefill in ("<reason>", "<think>\n", "") else options.prefill
     run_has_tools = bool(options.tools)
@@ -54,7 +54,7 @@ def test_a_family_has_210_dialogues_with_tools_170_of_them_with_calls_and_result
 @pytest.mark.parametrize("config", DIALOGUES)
 @pytest.mark.parametrize("family", FAMILY_KINDS)
 def test_the_template_renders_the_token_ids_of_the_run(tmp_path: Path, family: str, config: str) -> None:
-    """The rows of the cold start have system texts and tools in their columns, as public sets."""
+    """The rows of the cold start have system texts and tools in their columns, as public data sets."""
     kind, options = FAMILY_KINDS[family], DIALOGUES[config]
     exported = export_chat(tmp_path / "exported", kind, options)
     drawn = draw_dialogues(config)
@@ -82,7 +82,7 @@ def test_tools_of_the_run_in_another_layout_give_the_prompt_of_the_run(qwen: Any
 
 
 def test_a_served_turn_continues_the_prefill(qwen: Any) -> None:
-    """A response has no prefill, and its calls are apart."""
+    """A response has no prefill, and has its calls in a separate field."""
     user = {"role": "user", "content": "6 * 7?"}
     call = {"name": "jupyter_code", "arguments": {"code": "6 * 7"}}
     generated = (

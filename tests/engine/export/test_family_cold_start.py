@@ -26,7 +26,7 @@ from tests.engine.export.family_runs import CONFIGS, EMPTY_REASONING, TOOL, make
 from tests.engine.export.random_dialogues import make_text
 from tests.engine.model.test_family_renderer import FAMILIES, HOSTILE, make_tokenizer
 
-NUM_DIALOGUES = 60  # for each of the configurations
+NUM_DIALOGUES = 60  # per configuration
 QUESTION, ANSWER = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "It is 2."}
 CALL = {"type": "function", "function": {"name": TOOL, "arguments": {"code": "1 + 1"}}}
 CALL_TURN = {"role": "assistant", "content": "", "tool_calls": [CALL]}
@@ -59,7 +59,7 @@ class ColdStart:
         return dialogue
 
     def decode_turns(self, dialogue: TokenizedDialogue) -> list[str]:
-        """The texts under the loss, one for each turn."""
+        """Return the texts in the loss, one for each turn."""
         pairs = groupby(zip(dialogue.loss_mask, dialogue.token_ids, strict=True), key=lambda pair: pair[0])
         return [self.tokenizer.decode([each for _, each in part]) for is_trained, part in pairs if is_trained]
 
@@ -67,7 +67,7 @@ class ColdStart:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_dialogue_has_the_tokens_of_its_rollout(tmp_path: Path, name: str) -> None:
-    """A last turn before a question without reasoning has the empty reasoning of the template."""
+    """The template adds an empty reasoning to a last turn without reasoning."""
     run, cold_start = make_family_run(tmp_path, name), ColdStart(tmp_path, CONFIGS[name])
     num_turns = 0
     for seed in range(NUM_DIALOGUES):
@@ -90,7 +90,7 @@ def test_a_dialogue_has_the_tokens_of_its_rollout(tmp_path: Path, name: str) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "llama3", "llama3 later"])
 def test_a_dialogue_has_the_tokens_of_the_exported_template(tmp_path: Path, name: str) -> None:
-    """With one question: templates leave out the reasoning before the last one."""
+    """Dialogues have one question, because templates drop the reasoning before the last question."""
     run, cold_start = make_family_run(tmp_path, name), ColdStart(tmp_path, CONFIGS[name])
     num_compared = 0
     for seed in range(NUM_DIALOGUES):
@@ -166,7 +166,7 @@ def test_no_name_and_no_schema_of_a_row_becomes_a_special_token(tmp_path: Path, 
     special = set(map(cold_start.tokenizer.find_token_id, (*FAMILY_KINDS[name].special, "<tool_call>")))
 
     def count_special(text: str) -> list[int]:
-        """Of a row with this text in all names, keys and descriptions, after each piece of the dialogue."""
+        """Count in a row with this text in all names, keys and descriptions, after each piece of the dialogue."""
         properties = {f"a{text}": {"type": "string", "description": text}}
         parameters = {"type": "object", "properties": properties}
         tool = {"name": f"f{text}g", "description": text, "parameters": parameters}
@@ -182,7 +182,7 @@ def test_no_name_and_no_schema_of_a_row_becomes_a_special_token(tmp_path: Path, 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama3"])
 def test_no_text_of_a_row_becomes_a_special_token(tmp_path: Path, name: str) -> None:
-    """Neither in prompts nor in turns, where only the format has special tokens."""
+    """In prompts and turns, only the format has special tokens."""
     cold_start = ColdStart(tmp_path, CONFIGS[name])
     special = {
         token_id
@@ -230,7 +230,7 @@ def test_a_rollout_reads_the_calls_of_the_dialogue(tmp_path: Path) -> None:
 
 
 def test_results_have_the_ids_of_their_calls_in_the_format_of_kimi(tmp_path: Path) -> None:
-    """It renders the id of a call in place of the name, with the number of the call in the dialogue."""
+    """Kimi's format renders the id of a call instead of the name, with the number of the call in the dialogue."""
     tokenizer = make_tokenizer(tmp_path, [*KIMI, "[BOS]", "[EOS]", "<|endoftext|>"])
     cold_start = ColdStart(tmp_path, DialogueConfig(tools=(TOOL,), renderer="kimi-k2"), tokenizer)
     dialogue = cold_start.read_one(QUESTION, CALL_TURN, RESULT, CALL_TURN, RESULT, ANSWER)

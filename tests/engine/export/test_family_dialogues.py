@@ -14,7 +14,7 @@ from tests.engine.export.exported_chats import render
 from tests.engine.export.family_runs import CONFIGS, FamilyRun, make_family_dialogue, make_family_run
 from tests.engine.export.random_dialogues import Message, make_text
 
-NUM_DIALOGUES = 100  # for each of the configurations
+NUM_DIALOGUES = 100  # per configuration
 # Numbers of dialogues with calls and results, of prompts equal to the run's, and of all prompts.
 COUNTS = {
     "qwen3": (90, 234, 405),
@@ -27,7 +27,7 @@ COUNTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_template_of_the_family_renders_the_token_ids_of_the_run(tmp_path: Path, name: str) -> None:
-    """The prompt of each turn, and the whole dialogue. Only the reasoning of earlier turns differs."""
+    """Prompts of each turn and whole dialogues agree, except for the reasoning of earlier turns."""
     run = make_family_run(tmp_path, name)
     num_called = num_equal = num_prompts = 0
     for seed in range(NUM_DIALOGUES):
@@ -46,7 +46,7 @@ def test_the_template_of_the_family_renders_the_token_ids_of_the_run(tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "llama3", "llama3 later"])
 def test_the_templates_of_these_tests_render_as_the_package(tmp_path: Path, name: str) -> None:
-    """Its authors compare it with the published templates. It deviates with `enable_thinking = false`."""
+    """The package's authors compare it with the published templates; it deviates with `enable_thinking = false`."""
     run = make_family_run(tmp_path, name)
     dialogue = run.renderer.dialogue
     tools = [{"type": "function", "function": tool._asdict()} for tool in dialogue.tools]
@@ -86,8 +86,8 @@ def test_prompts_of_the_family_differ_from_those_of_the_run_only_after_removed_r
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_template_of_a_family_takes_special_tokens_from_untrusted_texts(tmp_path: Path, name: str) -> None:
-    """Its text is that of the run, encoded in whole. In the run, the untrusted texts have no special tokens."""
+def test_a_family_template_encodes_special_tokens_of_untrusted_texts(tmp_path: Path, name: str) -> None:
+    """The template's text is the run's, encoded as a whole; in the run, untrusted texts have no special tokens."""
     run = make_family_run(tmp_path, name)
     num_hostile = 0
     for seed in range(20):
@@ -112,8 +112,8 @@ def has_special(run: FamilyRun, messages: list[Message]) -> bool:
     return any(special in text for special in run.tokenizer.added_tokens for text in texts)
 
 
-def test_blanks_at_the_ends_of_turns_are_those_of_the_template(tmp_path: Path) -> None:
-    """Qwen3's has no line breaks around the reasoning of the last turns, and that of Llama 3 no blanks around a text."""
+def test_turns_end_with_the_blanks_of_the_template(tmp_path: Path) -> None:
+    """Qwen3's template removes line breaks around the reasoning of the last turns; Llama 3's, blanks around a text."""
     call: dict[str, Any] = {"function": {"name": "jupyter_code", "arguments": {"code": "1 + 1"}}}
     question, result = {"role": "user", "content": "1 + 1?"}, {"role": "tool", "content": "2"}
     qwen = make_family_run(tmp_path / "qwen", "qwen3")

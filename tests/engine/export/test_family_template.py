@@ -32,7 +32,7 @@ QUESTION = {"role": "user", "content": "1 + 1?"}
 
 
 def write_source(folder: Path, family: str = "qwen3") -> Path:
-    """The template is in tokenizer_config.json, as in Qwen's folders."""
+    """Write a folder with the template in tokenizer_config.json, as in Qwen's folders."""
     kind = FAMILY_KINDS[family]
     write_family_tokenizer(folder, kind)
     (folder / "config.json").write_text(json.dumps({"model_type": kind.model_type}))
@@ -60,13 +60,13 @@ def test_the_prompt_is_that_of_the_run(tmp_path: Path, name: str) -> None:
     write_chat_files(source, chat)
     tokenizer: Any = AutoTokenizer.from_pretrained(source)
     assert tokenizer.apply_chat_template([QUESTION], add_generation_prompt=True, return_dict=False) == wanted
-    assert build_chat(source, config).template == chat.template  # of an export of the export
+    assert build_chat(source, config).template == chat.template  # the export of the export
     thinking = tokenizer.apply_chat_template(
         [QUESTION], tokenize=False, add_generation_prompt=True, enable_thinking=True
     )
     assert "<think>" not in thinking
     calls, reasoning = PARSERS[config.renderer]
-    reasoning = "" if name == "quick" else reasoning  # SGLang's parser would take a whole answer for reasoning
+    reasoning = "" if name == "quick" else reasoning  # SGLang's parser would treat a whole answer as reasoning
     assert (chat.facts.tool_call_parser, chat.facts.reasoning_parser) == (calls if config.tools else "", reasoning)
 
 
@@ -97,7 +97,7 @@ def test_a_question_of_several_parts_gets_the_instruction(tmp_path: Path) -> Non
 
 
 def test_an_instruct_model_of_a_thinking_family_needs_no_reasoning_parser(tmp_path: Path) -> None:
-    """As Qwen3-4B-Instruct-2507: its template opens no <think>."""
+    """The template of Qwen3-4B-Instruct-2507 opens no <think>."""
     template = QWEN3_TEMPLATE.replace("<think>", "").replace("</think>", "")
     source = replace_template(write_source(tmp_path), template)
     assert build_chat(source, CONFIGS["default"]).facts.reasoning_parser == ""
@@ -110,7 +110,7 @@ def test_a_model_without_a_template_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("renderer", ["qwen3", "prime-qwen3", "qwen3.5", "qwen3.6", "qwen3-vl"])
 def test_no_renderer_of_qwen_fits_the_tokenizer_of_qwen25(tmp_path: Path, renderer: str) -> None:
-    """It has no tokens for reasoning and results: a run with Qwen2.5 has the roles and tags of ChatML."""
+    """Qwen2.5 has no tokens for reasoning and results: a run has the roles and tags of ChatML."""
     config = DialogueConfig(tools=("jupyter_code",), renderer=renderer)
     with pytest.raises(UnusableInput, match=rf"{renderer} does not fit .*'<(think|tool_response)>' not found"):
         build_chat(write_source(tmp_path, "qwen2.5"), config)

@@ -60,7 +60,7 @@ def test_public_rows_have_the_ids_of_the_request_with_their_messages(tmp_path: P
 
 
 def list_prompts(system: str, schemas: list[Any]) -> dict[str, dict[str, Any]]:
-    """Rows with each combination of system text and tools of docs/data.md; `system`, `schemas`: those of the run."""
+    """List rows with each combination of system text and tools in docs/data.md. `system`, `schemas`: the run's."""
     call = {"name": "jupyter_code", "arguments": {"code": "print(6 * 7)"}}
     called = [START[1], {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "42"}, ANSWER]
     trained = {"role": "system", "content": system}

@@ -55,7 +55,7 @@ def read_data(*pieces: bytes) -> list[bytes]:
         (b"", []),
     ],
 )
-def test_a_stream_is_read_by_the_specification_however_it_is_cut(stream: bytes, data: list[bytes]) -> None:
+def test_a_stream_is_read_by_the_specification_in_any_pieces(stream: bytes, data: list[bytes]) -> None:
     assert read_data(stream) == data
     assert read_data(*(stream[place : place + 1] for place in range(len(stream)))) == data
     for place in range(len(stream)):
@@ -71,7 +71,7 @@ def test_the_kind_belongs_to_its_event_alone() -> None:
 
 
 def read_by_definition(stream: bytes) -> list[bytes]:
-    """The rules of the specification, one after the other, of a stream that has arrived as a whole."""
+    """Read a complete stream by the rules of the specification, one after the other."""
     text = stream.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     *lines, _ = text.split(b"\n")
     buffer, found = b"", list[bytes]()
@@ -117,7 +117,7 @@ def test_an_event_without_an_end_is_refused_at_the_limit(pieces: list[bytes]) ->
             list(reader.add(piece))
 
 
-def test_the_limit_is_that_of_one_event_and_comments_between_events_are_free() -> None:
+def test_the_limit_applies_to_one_event_without_comments_between_events() -> None:
     stream = (b"data: " + b"x" * 40 + b"\n" + b": " + b"y" * 30 + b"\n\n") * 50
     assert read_data(*(stream[place : place + 7] for place in range(0, len(stream), 7))) == [b"x" * 40] * 50
     assert len(read(stream, max_bytes=100)) == 50

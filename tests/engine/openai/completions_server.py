@@ -1,4 +1,4 @@
-"""A server on loopback that speaks OpenAI's completions API in the dialects of several servers, with a real engine."""
+"""A server on loopback with OpenAI's completions API in the dialects of several servers, and a real engine."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -44,7 +44,7 @@ class CompletionsServer:
 
     @asynccontextmanager
     async def serving(self, port: int = 0) -> AsyncIterator[str]:
-        """The URL."""
+        """Yield the server's URL."""
         app = web.Application()
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_post("/v1/completions", self._complete)

@@ -13,7 +13,7 @@ End = Literal["close", "abort", "hold"]
 
 
 class Script(NamedTuple):
-    """One response. `end`: the connection's, after the pieces; `abort` breaks the response off."""
+    """One response. `end`: end of the connection after the pieces; `abort` breaks the response off."""
 
     pieces: Sequence[bytes]
     end: End = "close"
@@ -23,9 +23,9 @@ class Script(NamedTuple):
 
 
 class ScriptedServer:
-    """Plays `scripts` in order and repeats the last one. A request for one token, as of a start, gets one at once.
+    """Plays `scripts` in order and repeats the last one. A request for one token, as at a start, gets it immediately.
 
-    With `scripts_by_name` the name that the prompt contains chooses instead.
+    With `scripts_by_name`, the name in the prompt selects the script.
     """
 
     def __init__(self, *scripts: Script, scripts_by_name: Mapping[str, Script] | None = None) -> None:
@@ -35,7 +35,7 @@ class ScriptedServer:
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[str]:
-        """The URL."""
+        """Yield the server's URL."""
         app = web.Application()
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_post("/v1/completions", self._complete)
@@ -56,7 +56,7 @@ class ScriptedServer:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body: dict[str, Any] = msgspec.json.decode(await request.read())
-        if not isinstance(body["prompt"], str) and self._by_name:  # the scripts' names stand in the text
+        if not isinstance(body["prompt"], str) and self._by_name:  # the text contains a script's name
             return web.json_response({"error": {"message": "prompt must be a text"}}, status=400)
         if body["max_tokens"] == 1:
             return web.json_response({"choices": [{"text": "a", "finish_reason": "length"}]})

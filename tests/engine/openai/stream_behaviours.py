@@ -33,7 +33,7 @@ JSON_TYPE = {TYPE: "application/json"}
 
 
 def with_field(line: bytes, *, first: bool) -> Script:
-    """The field in each event, before or behind its data."""
+    """Return a script with the field in each event, before or behind its data."""
     data = [b"data: " + content + b"\n" for content in (*CHUNKS, b"[DONE]")]
     return Script([b"".join((line + each if first else each + line) + b"\n" for each in data)])
 
@@ -51,7 +51,7 @@ def whole_json(*choices: dict[str, Any], **others: Any) -> Script:
 
 
 def _split_in_lines(content: bytes) -> bytes:
-    """One JSON object over several lines, a `data` field each."""
+    """Return an event with one JSON object over several lines, each with a `data` field."""
     indented = json.dumps(json.loads(content), indent=1).encode()
     return b"".join(b"data: " + line + b"\n" for line in indented.splitlines()) + b"\n"
 
@@ -117,7 +117,7 @@ _CUT = "the stream ended early, without a finish reason"
 _INVALID = "the server sent an invalid chunk"
 _BROKEN = "the connection broke"
 
-# With what the failure must say.
+# Bad behaviours, each with text that the failure must contain.
 FAILED: dict[str, tuple[Script, str]] = {
     "ends_early": (Script([FIRST, SECOND]), _CUT),
     "done_without_a_finish": (Script([FIRST, SECOND, DONE]), _CUT),

@@ -228,7 +228,7 @@ async def test_calls_beyond_the_running_ones_wait_for_the_server(model_folder: P
         await engine.close()
 
 
-async def test_an_overloaded_server_is_asked_again_and_other_errors_are_reported(
+async def test_requests_to_an_overloaded_server_are_retried_and_other_errors_are_reported(
     model_folder: Path, tmp_path: Path
 ) -> None:
     bench = OpenAIBench(model_folder, tmp_path)

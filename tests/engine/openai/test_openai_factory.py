@@ -1,4 +1,4 @@
-"""[openai] is only for evaluations, before which all servers must serve one model, with room for a trajectory."""
+"""[openai] is only for evaluations: all servers must serve one model, with room for a trajectory."""
 
 import asyncio
 from contextlib import AsyncExitStack

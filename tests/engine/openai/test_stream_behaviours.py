@@ -59,7 +59,7 @@ async def attached(
 
 
 async def ask(engine: OpenAIEngine, tokenizer: FastTokenizer) -> str:
-    """The text of a complete answer. Raises EngineFailure."""
+    """Return the text of a complete answer. Raises EngineFailure."""
     request = GenerationRequest(1, np.array(tokenizer.encode("a", trusted=False), np.int32), 2000)
     found = await engine.generate(request)
     assert found.finish in ("stop", "length")
@@ -86,7 +86,7 @@ async def test_an_incomplete_or_unreadable_answer_is_a_failure_that_names_the_ca
 
 _LINES = Path(__file__).with_name("bug_reports.jsonl").read_text(encoding="utf-8").splitlines()
 REPORTS = {report["id"]: report["input"] for report in map(json.loads, _LINES)}
-# The behaviours that play the reports of public bugs in words.
+# The behaviours of the public bug reports that describe them in words.
 REPORTED = {
     "sse-05": ("event_before", "event_behind"),
     "sse-06": ("id_before", "id_behind"),
@@ -123,7 +123,7 @@ async def test_characters_of_several_bytes_may_be_divided_between_pieces(
         assert await ask(engine, tokenizer) == text
 
 
-async def test_an_overloaded_server_is_asked_again_and_a_cut_answer_is_not(tokenizer: FastTokenizer) -> None:
+async def test_requests_to_an_overloaded_server_are_retried_and_cut_answers_are_not(tokenizer: FastTokenizer) -> None:
     in_the_stream = Script([b'data: {"error": {"message": "slow down", "code": 429}}\n\n'])
     server = ScriptedServer(OVERLOADED, in_the_stream, ANSWERED["line_feeds"])
     async with attached(server, tokenizer) as engine:

@@ -30,7 +30,7 @@ def log_entries() -> Iterator[list[Any]]:
 
 @pytest.fixture
 def port() -> int:
-    """A port that is free now."""
+    """Return a port that is free now."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return bound.getsockname()[1]
@@ -38,7 +38,7 @@ def port() -> int:
 
 @pytest.fixture(autouse=True)
 def check_threads() -> Iterator[None]:
-    """A thread blocked in a collective when Python exits would abort the process with SIGABRT."""
+    """Check for threads in a collective: at Python's exit they would abort the process with SIGABRT."""
     yield
     for thread in threading.enumerate():
         if thread.name.startswith("weights "):

@@ -52,7 +52,7 @@ class FakeServer:
         self.weight_version = "default"
         self.generations = list(generations)
         self.handlers: dict[str, Handler] = {}
-        self.num_broken_requests = 0  # that many next requests end in a broken connection
+        self.num_broken_requests = 0  # number of next requests whose connection breaks
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.connections: set[object] = set()
         self.request_received = asyncio.Event()
@@ -60,7 +60,7 @@ class FakeServer:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
-        """The base URL."""
+        """Yield the base URL."""
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._handle)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
@@ -116,7 +116,7 @@ def make_response(
     without: Sequence[str] = (),
     **changes: Any,
 ) -> dict[str, Any]:
-    """A cumulative response. `changes`: to its meta_info. `without`: fields to remove from it."""
+    """Return a cumulative response. `changes`: new fields of its meta_info. `without`: fields to remove from it."""
     spans = [("2", 0, len(token_ids))] if versions is None else versions
     meta: dict[str, Any] = {
         "id": body["rid"],
@@ -146,13 +146,13 @@ def make_full_response(body: dict[str, Any]) -> dict[str, Any]:
 
 
 async def broken(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    """Closes the connection after reading the request."""
+    """Close the connection after reading the request."""
     _get_transport(request).abort()
     return web.Response()
 
 
 async def silent(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    """Never responds."""
+    """Wait forever instead of responding."""
     await asyncio.Event().wait()
     raise AssertionError
 
@@ -170,7 +170,7 @@ def refusing(status: int, content: Any) -> Handler:
 
 
 def streaming(*responses: Callable[[dict[str, Any]], dict[str, Any]] | asyncio.Event, then: str = "done") -> Handler:
-    """Sends `responses` and waits for events.
+    """Return a handler that sends `responses` and waits for events.
 
     `then`: "done", "broken" (closes the connection), "cut" (ends the stream too early) or "silent"
     (sends nothing).

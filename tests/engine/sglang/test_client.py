@@ -42,7 +42,7 @@ async def collect(client: SGLangClient) -> list[GenerateResponse]:
 
 
 async def generate(server: FakeServer, request_timeout_s: float = 600.0) -> list[GenerateResponse]:
-    """The responses to one request."""
+    """Return the responses to one request."""
     async with connected(server, request_timeout_s) as client:
         return await collect(client)
 

@@ -32,7 +32,7 @@ INCOMPLETE = {
 
 
 def playing(stream: bytes, *, then_abort: bool = False, then_hold: bool = False) -> Handler:
-    """The stream in pieces of seven bytes, with the responses in place of <first> and <last>."""
+    """Return a handler that sends the stream in pieces of seven bytes, with responses for <first> and <last>."""
 
     async def handle(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         first, last = make_response(body, [4]), make_response(body, [4, 5, 6], LENGTH)

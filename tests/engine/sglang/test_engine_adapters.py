@@ -1,4 +1,4 @@
-"""The SGLang engine under adapters: turns name them, and continue under new ones."""
+"""The SGLang engine with adapters: turns name them, and continue with new ones."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -45,14 +45,14 @@ def version(number: int) -> WeightsPublished:
 
 
 def abort_after(*token_ids: int, aborted: asyncio.Event) -> Any:
-    """A stream of these tokens that ends when the server aborts its requests."""
+    """Return a stream of these tokens that ends when the server aborts its requests."""
     return streaming(
         lambda body: make_response(body, token_ids[:1]), aborted, lambda body: make_response(body, token_ids, ABORTED)
     )
 
 
 def make_server(*generations: Any) -> tuple[FakeServer, asyncio.Event]:
-    """A server, and the event of its next abort."""
+    """Return a server, and the event of its next abort."""
     aborted = asyncio.Event()
 
     async def abort(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:

@@ -19,7 +19,7 @@ HANGS = 19  # prompts with this token get no response
 
 
 class SlowClients:
-    """Makes clients that raise ServerTimeout with `waited_s` for prompts with HANGS, once
+    """A factory of clients that raise ServerTimeout with `waited_s` for prompts with HANGS, after
     `may_time_out` is set."""
 
     def __init__(self, waited_s: float) -> None:
@@ -71,7 +71,7 @@ async def test_only_the_turn_without_tokens_fails_while_another_gets_tokens(mode
 
 @pytest.mark.parametrize("by_engine", [True, False])
 async def test_a_paused_server_is_not_lost(model: Path, by_engine: bool):
-    """It may be paused by this engine or by another client."""
+    """The pause may come from this engine or from another client."""
     slow, lost, server = SlowClients(0.0), list[str](), FakeServer(streaming(make_full_response))
     async with running_engine(model, server, connect=slow.client, on_engine_lost=lost.append) as engine:
         call = asyncio.ensure_future(engine.generate(make_request(1, 1, HANGS)))

@@ -27,7 +27,7 @@ def make_output(*answers: GenerateResponse) -> RequestOutput:
 
 
 def incremental(total: int, *token_ids: int, **changes: Any) -> GenerateResponse:
-    """Holds only the new tokens, of `total` tokens."""
+    """Return a response with only the new ones of `total` tokens."""
     return make_parsed_response(*token_ids, completion_tokens=total, versions=[("0", 0, total)], **changes)
 
 
@@ -47,7 +47,7 @@ def test_each_token_has_the_version_of_the_weights_that_produced_it():
     assert build_generation([part], "length").versions.tolist() == [7, 8, 8, 9]
 
 
-def test_without_spans_all_tokens_have_the_current_version():
+def test_tokens_without_spans_have_the_current_version():
     assert make_output(make_parsed_response(4, 5, versions=[], weight_version="3")).versions == [3, 3]
 
 

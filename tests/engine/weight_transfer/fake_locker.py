@@ -1,4 +1,4 @@
-"""Records which memory is locked, as a GPU's driver would be asked to."""
+"""Records which memory is locked, instead of a GPU's driver."""
 
 
 class FakePageLocker:

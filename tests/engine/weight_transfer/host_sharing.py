@@ -1,4 +1,4 @@
-"""Files in place of a GPU's memory: other processes, or other objects of this one, map them by their path."""
+"""Replaces a GPU's memory by files, which other processes or other objects of this one map by their path."""
 
 import mmap
 import weakref

@@ -1,4 +1,4 @@
-"""A weight server for the time of a test."""
+"""Runs a weight server during a test."""
 
 import asyncio
 from collections.abc import AsyncIterator

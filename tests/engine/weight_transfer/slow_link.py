@@ -1,4 +1,4 @@
-"""A proxy between two machines with a byte limit and connections that break."""
+"""A proxy between two machines, with a byte limit and connections that break."""
 
 import asyncio
 from collections.abc import AsyncIterator

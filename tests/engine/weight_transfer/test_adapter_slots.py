@@ -38,7 +38,7 @@ NUM_SLOTS = 2
 
 
 class AdapterLearner:
-    """A learner that publishes into a folder. B is 0 until `train`."""
+    """A learner that publishes into a folder. The matrices B are 0 until `train`."""
 
     def __init__(
         self,
@@ -66,14 +66,14 @@ class AdapterLearner:
         return WholePublisher(self.folder / "merged", self.dtype).publish(version, merge_adapters(self.model))
 
     def load(self, published: WeightsPublished) -> dict[str, Tensor]:
-        """The weights that an engine has afterwards."""
+        """Return the weights that an engine has after the load."""
         shapes = list_base_parameters(self.model)
         loaded = {name: torch.zeros(each.shape, dtype=self.dtype) for name, each in shapes.items()}
         AdapterLoader(self.dtype, OPTIONS).load(published, loaded)
         return loaded
 
     def count_bytes(self) -> tuple[int, int]:
-        """Of the base, and of the adapters."""
+        """Return the bytes of the base and of the adapters."""
         counts = [
             sum(each.numel() for each in parameters.values())
             for parameters in (list_base_parameters(self.model), list_adapter_parameters(self.model))
@@ -92,7 +92,7 @@ def learner(tmp_path: Path) -> AdapterLearner:
 
 
 def damage(path: Path, num_bytes: int) -> None:
-    """Another byte at the end of the body."""
+    """Change the last byte of the body."""
     with path.open("r+b") as file:
         file.seek(get_body_offset(num_bytes) + num_bytes - 65)
         byte = file.read(1)
@@ -134,7 +134,7 @@ async def test_an_engine_generates_with_adapters_as_with_merged_weights(
     tmp_path: Path, model_type: str, options: LoraOptions, strict: bool
 ) -> None:
     learner = AdapterLearner(tmp_path / "slots", model_type, options)
-    start = small_model(seed=3, config=learner.model.config)  # other weights: each load must replace all
+    start = small_model(seed=3, config=learner.model.config)  # different weights: each load must replace all
     async with (
         running_engine(tmp_path / "a", start, options, strict=strict) as adapted,
         running_engine(tmp_path / "m", start, None, strict=strict) as merged,
@@ -152,7 +152,7 @@ async def test_an_engine_generates_with_adapters_as_with_merged_weights(
                     assert set(found.versions.tolist()) == {version}
             answers.append((await generate(adapted, 0.0))[0].token_ids.tolist())
             learner.train()
-            if version == 1:  # another base, which replaces the weights without adapters, too
+            if version == 1:  # a new base, which also replaces the weights without adapters
                 learner.model.get_parameter("model.norm.weight").data *= -1
                 learner.restart()
         assert answers[0] != answers[1] != answers[2]
@@ -263,7 +263,7 @@ class AdapterScene:
         self.server = WeightServer(self.learner.folder, LOOPBACK, 0, self.key)
 
     async def fetch(self, published: WeightsPublished) -> tuple[WeightsPublished, int]:
-        """Of a generator that has just started: the weights on its node, and the downloaded bytes."""
+        """Fetch as a generator that has just started; return the weights on its node, and the downloaded bytes."""
         before = self.server.counts.bytes
         fetcher = WeightsFetcher(self.near, LOOPBACK, self.server.port, self.key, has_base=True)
         near = await fetcher.fetch(published)
@@ -289,7 +289,7 @@ async def test_another_node_downloads_the_base_once(scene: AdapterScene) -> None
     second, num_bytes = await scene.fetch(published)
     assert num_bytes == published.num_bytes
     assert_equal(learner.load(second), merge_adapters(learner.model))
-    assert (await scene.fetch(published))[1] == 0  # a second, or a restarted generator
+    assert (await scene.fetch(published))[1] == 0  # a second generator, or a restarted one
     learner.restart()
     assert (await scene.fetch(learner.publish(1)))[1] == 0
     assert sorted(each.name for each in scene.near.iterdir() if each.suffix != ".lock") == [

@@ -96,7 +96,7 @@ def test_processes_share_the_processors() -> None:
 
 @pytest.mark.slow
 def test_one_rank_and_a_second_pass_write_the_same_digest(tmp_path: Path) -> None:
-    """The parameters end within chunks, and the largest spans several."""
+    """Parameters end within chunks, and the largest parameter spans several chunks."""
     torch.manual_seed(0)
     parameters = {"c": torch.randn(3), "a": torch.randn(9 * 2**20), "b": torch.randn(5, 7), "d": torch.randn(2**20)}
     published = WeightPublisher(tmp_path, parameters, torch.float32, 1).publish(3)

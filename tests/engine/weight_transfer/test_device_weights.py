@@ -1,4 +1,4 @@
-"""Weights in the memory of the learner's device; a file is the memory here. The CUDA calls have never run on a GPU."""
+"""Weights in the memory of the learner's device, here a file. The CUDA calls have never run on a GPU."""
 
 import signal
 import subprocess
@@ -74,11 +74,11 @@ def damage_slot(published: WeightsPublished) -> None:
         file.write(b"\x55\x55")
 
 
-def test_an_engine_copies_each_version_from_the_device_and_maps_the_memory_only_meanwhile(tmp_path: Path) -> None:
+def test_an_engine_copies_each_version_from_the_device_and_maps_the_memory_only_during_a_load(tmp_path: Path) -> None:
     transfer = Transfer(tmp_path)
     for version in range(4):
         published = transfer.publish(version)
-        damage_slot(published)  # it is not read
+        damage_slot(published)  # the engine does not read the slot
         assert transfer.is_loaded(transfer.load(published))
         assert transfer.engine_memory.num_mapped == 0
     assert transfer.counts == (4, 0)
@@ -128,7 +128,7 @@ def test_an_earlier_version_is_loaded_from_its_slot(tmp_path: Path) -> None:
     assert transfer.counts == (1, 1)
 
 
-def test_a_version_trained_again_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
+def test_an_equal_version_with_another_digest_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     transfer = Transfer(tmp_path)
     published = transfer.publish(1)
     target = make_target()
@@ -191,7 +191,7 @@ def test_a_buffer_that_an_engine_copies_is_not_overwritten(tmp_path: Path) -> No
     assert transfer.counts == (1, 1)
 
 
-def test_a_buffer_in_writing_is_not_read(tmp_path: Path) -> None:
+def test_a_buffer_that_is_being_written_is_not_read(tmp_path: Path) -> None:
     transfer = Transfer(tmp_path)
     published = transfer.publish(1)
     with opened(transfer.folder / RECORD_NAME) as record:
@@ -270,7 +270,7 @@ def test_a_learner_that_is_killed_while_it_writes_leaves_no_usable_record(tmp_pa
 
 
 class FakeStorage:
-    """The private functions of torch's storages, without a GPU."""
+    """A fake of the private functions of torch's storages, without a GPU."""
 
     shared = (0, b"memory", 4096, 512, b"counter", 3, b"event", True)
 
@@ -278,7 +278,7 @@ class FakeStorage:
         return self.shared
 
 
-def test_a_cuda_handle_carries_what_torch_needs_to_map_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cuda_handle_has_all_arguments_that_torch_needs_to_map_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[tuple[Any, ...]] = []
 
     def open_storage(*arguments: Any) -> torch.UntypedStorage:

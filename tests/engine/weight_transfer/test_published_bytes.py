@@ -1,4 +1,4 @@
-"""The learner keeps weights on its GPU only for an engine there: configs/schema/machines.py has the other conditions."""
+"""The learner keeps weights on its GPU only for an engine there (other conditions: configs/schema/machines.py)."""
 
 import pytest
 import torch

@@ -76,7 +76,7 @@ def test_a_partly_written_slot_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineFailure, match="is being overwritten"):
         load_published(published, parameters(0.0), torch.float32)
     writer.open(3)["a"].fill_(3.0)
-    del writer  # as if its process were killed: the kernel releases the lock
+    del writer  # as after a kill of its process: the kernel releases the lock
     with pytest.raises(EngineFailure, match="holds version -1, not 1"):
         load_published(published, parameters(0.0), torch.float32)
 

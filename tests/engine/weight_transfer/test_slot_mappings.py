@@ -56,7 +56,7 @@ def test_slots_that_are_overwritten_are_mapped_and_locked_once(tmp_path: Path) -
 
 
 def test_a_file_that_is_new_in_each_version_is_not_kept(tmp_path: Path) -> None:
-    """As a download of another node is."""
+    """A download from another node is such a file."""
     parameters, locker = make_parameters(0.0), FakePageLocker()
     mappings = SlotMappings(locker)
     with ExitStack() as stack:
@@ -83,7 +83,7 @@ def test_a_slot_that_is_replaced_is_unlocked_at_the_next_load(tmp_path: Path) ->
     assert locker.calls == ["register", "unregister"]
 
 
-def test_without_locked_pages_weights_are_loaded_all_the_same(tmp_path: Path) -> None:
+def test_weights_are_loaded_without_locked_pages(tmp_path: Path) -> None:
     parameters, locker = make_parameters(3.0), FakePageLocker(refuses=True)
     publisher, mappings = WeightPublisher(tmp_path, parameters, torch.float32, 1), SlotMappings(locker)
     for version in range(3):
@@ -138,7 +138,7 @@ def test_only_memory_for_a_gpu_is_locked() -> None:
 
 
 class FakeCudart:
-    """Its calls return `error`, as those of torch.cuda.cudart() do."""
+    """A fake of torch.cuda.cudart() whose calls return `error`."""
 
     def __init__(self, error: int) -> None:
         self.error, self.calls = error, list[tuple[object, ...]]()

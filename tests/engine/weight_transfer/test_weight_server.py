@@ -58,7 +58,7 @@ class Scene:
 
     @asynccontextmanager
     async def server(self, port: int = 0, life: int = 1) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
-        """The server process and its port."""
+        """Yield the server process and its port."""
         before = len(self.read_log_entries("weight_server.started"))
         flags = ("--host", LOOPBACK, "--port", str(port), "--key", str(self.key), "--incarnation", str(life))
         argv = ("-m", "asterism.engine.weight_transfer.weight_server", "--run-folder", str(self.folder.path), *flags)

@@ -28,7 +28,7 @@ from tests.engine.whole_publisher import WholePublisher
 
 pytestmark = [pytest.mark.real_clock, pytest.mark.timeout(60)]
 CHUNK = 64 * 2**10
-NUMBERS = 150_001  # of 4 bytes: more than 9 chunks
+NUMBERS = 150_001  # values of 4 bytes: more than 9 chunks
 SIZE = get_layout({"a": torch.empty(NUMBERS)}, torch.float32).num_bytes
 HALF = SIZE // 2
 
@@ -63,7 +63,7 @@ class Scene:
         return self.publisher.publish(version, weights(version if seed is None else seed))
 
     def slots(self) -> list[str]:
-        """Files on the other node except locks."""
+        """List the files on the other node except locks."""
         return sorted(path.name for path in self.near.glob("*") if path.suffix != ".lock")
 
 

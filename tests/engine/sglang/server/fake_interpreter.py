@@ -1,7 +1,7 @@
 """A fake interpreter with SGLang: prints its version, or runs a server with one worker process.
 
-The server responds to the requests of a start and ignores SIGTERM, as a server does that drains
-its requests. Imports little, to start quickly.
+The server responds to the requests of a start, and ignores SIGTERM as a server that drains its
+requests. It imports little, to start quickly.
 """
 
 import signal

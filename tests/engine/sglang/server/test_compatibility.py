@@ -86,7 +86,7 @@ FLAGS = "--enable-lora --max-lora-rank 8 --lora-target-modules q_proj o_proj k_p
 @pytest.mark.parametrize(
     "limits",
     [
-        {"max_lora_rank": 8, "lora_target_modules": ["o_proj", "k_proj"]},  # k_proj stands for the whole stack
+        {"max_lora_rank": 8, "lora_target_modules": ["o_proj", "k_proj"]},  # k_proj includes the whole stack
         {"max_lora_rank": 16, "lora_target_modules": ["qkv_proj", "o_proj", "gate_up_proj"]},
         {"max_lora_rank": None, "lora_target_modules": ["all"]},
         {"max_lora_rank": None, "lora_target_modules": None},

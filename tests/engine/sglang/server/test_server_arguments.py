@@ -22,7 +22,7 @@ def build_words(
 
 
 def get_value(flag: str, given: list[str]) -> str:
-    """The last value, which the server's argparse uses."""
+    """Return the flag's last value, which the server's argparse uses."""
     return given[len(given) - given[::-1].index(flag)]
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 def write_interpreter(folder: Path, behaviour: str, version: str = "0.5.23") -> str:
-    """A program that prints this SGLang version, and runs `behaviour` as a server."""
+    """Write a program that prints this SGLang version, and runs `behaviour` as a server."""
     script = folder / "python"
     script.write_text(f'#!/bin/sh\nif [ "$1" = -c ]; then echo {version}; exit; fi\n{behaviour}\n')
     script.chmod(0o755)

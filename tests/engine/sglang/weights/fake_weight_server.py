@@ -31,7 +31,7 @@ class UpdateError(Exception):
 
 
 class FakeWeightServer(FakeServer):
-    """`refusals`: by path, the message with which the next request is refused."""
+    """`refusals`: the message with which the next request to each path is refused."""
 
     def __init__(self, *, tp_size: int = 1) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class FakeWeightServer(FakeServer):
 
     @property
     def paths(self) -> list[str]:
-        """Of all requests but reads."""
+        """Return the paths of all requests except reads."""
         return [path for path, _ in self.requests if path not in ("/server_info", "/model_info", "/weights_checker")]
 
     async def compute_checksum(self, request: web.Request, body: Body) -> web.StreamResponse:
@@ -68,7 +68,7 @@ class FakeWeightServer(FakeServer):
         return web.json_response({"ranks": [rank]})
 
     async def receive(self, shapes: Sequence[tuple[list[int], torch.dtype]], group: str) -> list[Tensor]:
-        """Takes part in one broadcast for each shape."""
+        """Take part in one broadcast for each shape."""
         if group not in self.groups:
             raise UpdateError(f"Failed to receive weights: Group {group} not in {list(self.groups)}")
         weights = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]

@@ -72,7 +72,7 @@ class Sending:
         self.model, self.server, self.whole = adapted_model(options=options), server, BaseTransport()
         self.publisher = AdapterPublisher(folder, self.model, dtype)
         self.transport = AdapterTransport(self.whole, list_base_parameters(self.model), options, dtype)
-        self.ended_after: list[int] = []  # requests that the server had received when its requests were ended
+        self.ended_after: list[int] = []  # number of received requests at each end_requests
 
     def publish(self, version: int) -> WeightsPublished:
         published = self.publisher.publish(version)
@@ -105,7 +105,7 @@ async def test_the_base_is_sent_once_and_each_version_has_a_name_of_its_own(tmp_
     assert server.adapters == ["of another client", names[1]]
     paths = [path for path, _ in server.requests if path != "/server_info"]
     assert paths == [LOAD, "/continue_generation", FLUSH, LOAD, "/continue_generation", UNLOAD, FLUSH]
-    # Before the base, and in each version between load and unload.
+    # Requests end before the base, and in each version between load and unload.
     assert [server.requests[count - 1][0] for count in sending.ended_after[1:]] == ["/continue_generation"] * 2
     assert sending.ended_after[0] == 0
 

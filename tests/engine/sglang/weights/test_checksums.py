@@ -28,7 +28,7 @@ def test_servers_with_the_same_weights_must_have_the_same_checksum(tmp_path: Pat
     ("weights", "server"),
     [
         (WeightsPublished(8, "/slot", 12, WEIGHTS.digest), make_info()),
-        (WeightsPublished(7, "/slot", 12, "f" * 20), make_info()),  # of a learner that restarted from other weights
+        (WeightsPublished(7, "/slot", 12, "f" * 20), make_info()),  # a learner that restarted from other weights
         (WEIGHTS, make_info(device="cuda")),
         (WEIGHTS, make_info(tp_size=2)),
     ],

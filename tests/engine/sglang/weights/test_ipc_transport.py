@@ -16,7 +16,7 @@ from tests.engine.sglang.weights.update_scenes import END, RESUME, Make, update
 pytestmark = [pytest.mark.real_clock, pytest.mark.slow]
 
 
-async def test_handles_take_the_place_of_values_in_request_bodies(make: Make, weights: WeightsPublished) -> None:
+async def test_request_bodies_have_handles_instead_of_values(make: Make, weights: WeightsPublished) -> None:
     sizes: list[int] = []
     for name in ("tensor", "ipc"):
         server = FakeWeightServer()

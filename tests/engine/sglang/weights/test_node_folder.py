@@ -176,8 +176,8 @@ def run_killed(root: Path, moment: str, key: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["writing", "before the rename", "reading", "removing"])
-def test_what_a_killed_engine_leaves_is_replaced_or_read(tmp_path: Path, moment: str) -> None:
-    for key in ("1-a", "2-b"):  # the same version again, and the next one
+def test_folders_of_a_killed_engine_are_replaced_or_read(tmp_path: Path, moment: str) -> None:
+    for key in ("1-a", "2-b"):  # the same version again, and the next version
         run_killed(tmp_path, moment, "1-a")
         assert len(list_versions(tmp_path)) == 1
         is_complete = moment == "reading" and key == "1-a"

@@ -66,7 +66,7 @@ async def test_cancelling_an_update_ends_the_servers_broadcast(
     receiving = asyncio.Queue[asyncio.Future[list[torch.Tensor]]]()
 
     async def receive_more(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        """Waits for more tensors than the engine sends."""
+        """Wait for more tensors than the engine sends."""
         shapes = [(shape, torch.float32) for shape in (*body["shapes"], [1])]
         receiving.put_nowait(asyncio.ensure_future(server.receive(shapes, body["group_name"])))
         return await silent(request, body)

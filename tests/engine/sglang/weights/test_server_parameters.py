@@ -1,4 +1,4 @@
-"""The parameters of a server and their checksums. The hashes for GPUs are those of SGLang's kernel in Triton's interpreter."""
+"""The parameters of a server and their checksums. SGLang's kernel in Triton's interpreter computed the GPU hashes."""
 
 import hashlib
 from pathlib import Path
@@ -36,7 +36,7 @@ def pad_rows(tensor: Tensor, rows: int) -> Tensor:
         (600_000, "float32", "75e404cae7afb36a"),
     ],
 )
-def test_a_checksum_on_a_gpu_is_that_of_the_servers_kernel(count: int, dtype: str, expected: str) -> None:
+def test_a_checksum_on_a_gpu_equals_the_result_of_sglangs_kernel(count: int, dtype: str, expected: str) -> None:
     published = {"model.norm.weight": torch.arange(count).to(getattr(torch, dtype))}
     server = make_info(device="cuda", dtype=dtype)
     assert compute_expected_checksums(published, server, 0, 0) == {"model.norm.weight": expected}

@@ -16,7 +16,7 @@ from tests.engine.sglang.weights.fake_weight_server import UPDATES, FakeWeightSe
 from tests.engine.tiny_models import small_model
 from tests.engine.whole_publisher import WholePublisher
 
-SMALL_BUCKET = 8 * 2**10  # several for the small model
+SMALL_BUCKET = 8 * 2**10  # bytes; the small model has several buckets
 TRANSPORTS = tuple(UPDATES)
 PAUSE, RESUME = "/pause_generation", "/continue_generation"
 BEGIN, END = "/begin_weight_update", "/end_weight_update"
@@ -55,7 +55,7 @@ async def update(transport: WeightTransport, server: FakeWeightServer, *versions
 async def assert_update_breaks(
     transport: WeightTransport, server: FakeWeightServer, weights: WeightsPublished, message: str
 ) -> None:
-    """The engine must restart its server: requests stay paused."""
+    """Check that an update fails and requests stay paused, so that the engine must restart its server."""
     with pytest.raises(EngineFailure, match=message) as failure:
         await update(transport, server, weights)
     assert not isinstance(failure.value, WeightsRefused)
