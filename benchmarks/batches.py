@@ -8,18 +8,13 @@ the two event loops; `read_share` is the largest share of the batch's bytes that
 500 tokens.
 """
 
-import argparse
 import asyncio
-import json
 import os
 import shutil
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
-import uvloop
 
 from asterism.actors.runtime.decider_loop import compute_fingerprint, encode_effects
 from asterism.bus.bus import Bus
@@ -30,10 +25,10 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.decider import Send
 from asterism.policies.groups.selection import split_accepted_group
+from benchmarks.support.benchmark_main import Flag, Options, benchmark_main
 from benchmarks.support.loop_lag import measuring_lag
 
 GROUP_SIZE = 16
-_QUICK_ROWS, _QUICK_TOKENS = 256, 500
 _PROMPT_TOKENS = 100
 
 
@@ -80,7 +75,7 @@ async def receive_unless(ended: asyncio.Task[int], head: Bus) -> Message:
     return received.result().message
 
 
-async def measure(folder: RunFolder, rows: int, tokens: int) -> dict[str, float]:
+async def measure_batch(folder: RunFolder, rows: int, tokens: int) -> dict[str, float]:
     head = open_zmq_bus("head", folder.sockets, 131_072)
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     command = [sys.executable, "-m", *torchrun, "benchmarks.support.reading_learner", str(folder.path)]
@@ -111,24 +106,22 @@ async def measure(folder: RunFolder, rows: int, tokens: int) -> dict[str, float]
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.batches", description=__doc__)
-    parser.add_argument("--rows", type=int, default=8192, help="trajectories of the batch")
-    parser.add_argument("--tokens", type=int, default=10_500, help="mean length of a trajectory")
-    parser.add_argument("--quick", action="store_true", help="a small batch")
-    arguments = parser.parse_args()
-    rows, tokens = (_QUICK_ROWS, _QUICK_TOKENS) if arguments.quick else (arguments.rows, arguments.tokens)
-    with tempfile.TemporaryDirectory() as path:
-        folder = RunFolder(Path(path) / "run")
-        folder.path.mkdir()
-        folder.sockets.mkdir()
-        write_resolved(RunConfig(name="batches"), folder.config)
-        try:
-            figures = uvloop.run(measure(folder, rows, tokens))
-        finally:
-            shutil.rmtree(folder.sockets, ignore_errors=True)
-    print(json.dumps(figures))
+async def measure(options: Options) -> dict[str, float]:
+    folder = RunFolder(options.scratch / "run")
+    folder.path.mkdir()
+    folder.sockets.mkdir()
+    write_resolved(RunConfig(name="batches"), folder.config)
+    try:
+        return await measure_batch(folder, options.rows, options.tokens)
+    finally:
+        shutil.rmtree(folder.sockets, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main()
+    benchmark_main(
+        __doc__,
+        measure,
+        Flag("--rows", 8192, "trajectories of the batch", quick=256),
+        Flag("--tokens", 10_500, "mean length of a trajectory", quick=500),
+        quick="a small batch",
+    )

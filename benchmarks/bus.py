@@ -10,13 +10,10 @@ message of the measured bus. Then `messages` messages are streamed, and the memo
 measured. `--quick` streams fewer messages.
 """
 
-import argparse
 import asyncio
-import json
 import os
 import resource
 import sys
-import tempfile
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable
@@ -24,7 +21,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import uvloop
 import zmq
 import zmq.asyncio
 
@@ -33,6 +29,7 @@ from asterism.bus.codec import decode
 from asterism.bus.transport.zeromq import open_zmq_bus
 from asterism.configs.schema.machines import BusConfig as BusConfig
 from benchmarks.event_log import measure_log_events_per_s, measure_story_ms
+from benchmarks.support.benchmark_main import Flag, Options, benchmark_main
 from benchmarks.support.echo_peer import MEASURER, MESSAGE, PEER, format_peer_name, plain_endpoint
 from benchmarks.support.process_memory import read_resident_mib
 
@@ -98,7 +95,8 @@ class ProcessPair:
         }
 
 
-async def measure_pair(folder: Path, options: argparse.Namespace) -> dict[str, float]:
+async def measure_pair(folder: Path, options: Options) -> dict[str, float]:
+    count, trips, streamed = (30_000, 3_000, 500_000) if options.quick else (100_000, 20_000, 10_000_000)
     peer = await start_process("benchmarks.support.echo_peer", str(folder))
     bus = open_zmq_bus(MEASURER, folder, BusConfig().queue_messages)
     with zmq.asyncio.Context() as context, context.socket(zmq.PULL) as socket:
@@ -106,20 +104,19 @@ async def measure_pair(folder: Path, options: argparse.Namespace) -> dict[str, f
         pair = ProcessPair(bus, socket, peer)
         await pair.measure_round_trips_us(200)  # warm-up
         rates = [
-            (await pair.measure_rate("bus", options.round), await pair.measure_rate("asyncio", options.round))
-            for _ in range(ROUNDS)
+            (await pair.measure_rate("bus", count), await pair.measure_rate("asyncio", count)) for _ in range(ROUNDS)
         ]
-        trips = await pair.measure_round_trips_us(options.trips)
-        streamed = await pair.stream(options.messages)
+        taken_us = await pair.measure_round_trips_us(trips)
+        stream_figures = await pair.stream(streamed)
         await stop_process(peer)
     await bus.close()
     return {
         "ratio_to_pyzmq_asyncio": median(ours / theirs for ours, theirs in rates),
         "messages_per_s": median(ours for ours, _ in rates),
         "pyzmq_asyncio_messages_per_s": median(theirs for _, theirs in rates),
-        "round_trip_p50_us": trips[len(trips) // 2],
-        "round_trip_p99_us": trips[len(trips) * 99 // 100],
-        **streamed,
+        "round_trip_p50_us": taken_us[len(taken_us) // 2],
+        "round_trip_p99_us": taken_us[len(taken_us) * 99 // 100],
+        **stream_figures,
     }
 
 
@@ -159,35 +156,24 @@ async def stop_process(process: Process) -> None:
     await process.wait()
 
 
-async def measure(options: argparse.Namespace) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        figures = await measure_pair(folder, options)
-        figures |= await measure_many_peers(folder, options.peers, options.peer_rounds)
-        log = {
-            "log_events_per_s": measure_log_events_per_s(folder / "log"),
-            "story_ms_1m_events": measure_story_ms(folder / "story", options.events),
-        }
-        return figures | log
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="stream 500,000 messages instead of 10 million")
-    parser.add_argument("--peers", type=int, default=1000)
-    parser.add_argument("--events", type=int, default=1_000_000, help="number of events in the event log")
-    options = parser.parse_args()
-    options.messages = 500_000 if options.quick else 10_000_000
-    options.round = 30_000 if options.quick else 100_000
-    options.trips = 3_000 if options.quick else 20_000
-    options.peer_rounds = 4 if options.quick else 20
+async def measure(options: Options) -> dict[str, float]:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    figures = uvloop.run(measure(options))
-    for key, value in figures.items():
-        print(f"{key:30} {value:14,.1f}")
-    print(json.dumps(figures))
+    folder = options.scratch
+    return {
+        **await measure_pair(folder, options),
+        **await measure_many_peers(folder, options.peers, 4 if options.quick else 20),
+        "log_events_per_s": measure_log_events_per_s(folder / "log"),
+        "story_ms_1m_events": measure_story_ms(folder / "story", options.events),
+    }
 
 
 if __name__ == "__main__":
-    main()
+    benchmark_main(
+        __doc__,
+        measure,
+        Flag("--peers", 1000),
+        Flag("--events", 1_000_000, "number of events in the event log"),
+        quick="stream 500,000 messages instead of 10 million",
+        shows_table=True,
+    )

@@ -9,10 +9,8 @@ full, although no step follows. Ratios are medians of the rounds' ratios. The CP
 
 from __future__ import annotations
 
-import argparse
-import json
-import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -22,7 +20,6 @@ import torch
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from torch import nn
 
 from asterism.configs.schema.learner_config import LearnerConfig, LossConfig
 from asterism.configs.schema.run_config import RunConfig
@@ -32,6 +29,7 @@ from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
 from asterism.engine.model.model_config import DecoderConfig
 from asterism.policies.dialogue.chat_format import TURN_END
+from benchmarks.support.benchmark_main import Flag, Options, alternate, benchmark_main, choose_names
 
 VOCABULARY = 560
 TOKENS = 100  # tokens per row
@@ -88,7 +86,7 @@ def make_sequences(rows: int) -> list[TrainingSequence]:
 
 
 def write_tokenizer(folder: Path) -> Path:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     words = {TURN_END: 0} | {f"word{number}": number for number in range(1, VOCABULARY)}
     Tokenizer(WordLevel(words, unk_token=TURN_END)).save(str(folder / "tokenizer.json"))
     return folder
@@ -105,19 +103,16 @@ def run_round(trainer: Trainer, sequences: list[TrainingSequence], steps: int, o
     return RoundTimes((time.perf_counter() - began[0]) / steps, (time.process_time() - began[1]) / steps)
 
 
-def measure(name: str, rounds: int, steps: int) -> dict[str, float]:
+def measure_model(name: str, rounds: int, steps: int, out: Path) -> dict[str, float]:
     trained = MODELS[name]
     trainer, sequences = make_trainer(trained), make_sequences(trained.rows)
-    taken: list[tuple[RoundTimes, RoundTimes]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder)
-        write_tokenizer(out / "tokenizer")
-        run_round(trainer, sequences, 1, out)  # the first checkpoint imports modules
-        for _ in range(rounds):
-            plain = run_round(trainer, sequences, steps, None)
-            taken.append((plain, run_round(trainer, sequences, steps, out)))
+    write_tokenizer(out / "tokenizer")
+    run_round(trainer, sequences, 1, out)  # the first checkpoint imports modules
+    folders = {"plain": None, "saving": out}
+    ways = {way: partial(run_round, trainer, sequences, steps, folder) for way, folder in folders.items()}
+    taken = list(zip(*alternate(ways, rounds).values(), strict=True))
     return {
-        f"parameters_{name}": _count_parameters(trainer.model),
+        f"parameters_{name}": sum(parameter.numel() for parameter in trainer.model.parameters()),
         f"step_s_{name}": median(plain.wall_s for plain, _ in taken),
         f"step_saving_s_{name}": median(saving.wall_s for _, saving in taken),
         f"ratio_{name}": median(saving.wall_s / plain.wall_s for plain, saving in taken),
@@ -126,26 +121,20 @@ def measure(name: str, rounds: int, steps: int) -> dict[str, float]:
     }
 
 
-def _count_parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=4, help="steps of a round")
-    parser.add_argument("--model", default="tiny,small", help="one or several of " + ", ".join(MODELS))
-    parser.add_argument("--quick", action="store_true", help="one round of one step with the tiny model")
-    options = parser.parse_args()
-    if options.quick:
-        options.rounds, options.steps, options.model = 1, 1, "tiny"
+def measure(options: Options) -> dict[str, float]:
     figures: dict[str, float] = {}
-    for name in options.model.split(","):
-        figures |= measure(name, options.rounds, options.steps)
-    for name, value in figures.items():
-        print(f"{name:24} {value:,.4g}")
-    print(json.dumps(figures))
+    for name in choose_names(options.model, list(MODELS), "--model: "):
+        figures |= measure_model(name, options.rounds, options.steps, options.scratch / name)
+    return figures
 
 
 if __name__ == "__main__":
-    main()
+    benchmark_main(
+        __doc__,
+        measure,
+        Flag("--rounds", 5, quick=1),
+        Flag("--steps", 4, "steps of a round", quick=1),
+        Flag("--model", "tiny,small", "one or several models", quick="tiny"),
+        quick="one round of one step with the tiny model",
+        shows_table=True,
+    )

@@ -7,12 +7,9 @@ seconds. A strict engine multiplies all rows at once if that gives each row the 
 machine, and otherwise in tiles. The benchmark also reports the cost of tiles of 64, 16 and 4 rows.
 """
 
-import argparse
-import json
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
+from functools import partial
 from statistics import mean
 
 import numpy as np
@@ -29,8 +26,9 @@ from asterism.engine.inference.kernels.batch_invariance import TILE_ROWS, check_
 from asterism.engine.inference.kernels.matmul import PLAIN, Matmul, build_tiled
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
 from asterism.engine.model.model_config import DecoderConfig, build_tiny_config
+from benchmarks.support.benchmark_main import Flag, Options, alternate, benchmark_main
 from benchmarks.support.planned_lengths import VOCABULARY
-from benchmarks.support.tiny_run import from_checkpoint, run_cold_start, run_over_processes
+from benchmarks.support.tiny_run import CHECKPOINT, CONFIG, from_checkpoint, run_cold_start, run_over_processes
 
 BATCHES = (1, 16, 64, 256)
 PROMPT_TOKENS, NEW_TOKENS, LONGEST, PAGE = 20, 100, 128, 16
@@ -81,22 +79,21 @@ def measure_engine(rounds: int) -> dict[str, float]:
 
 
 def _measure_best_rates(cores: Mapping[str, EngineCore], prompts: NDArray[np.int64], rounds: int) -> dict[str, float]:
-    best = dict.fromkeys(cores, 0.0)
-    for number in range(rounds + 1):
-        for name, core in cores.items():
-            rate = measure_tokens_per_s(core, prompts.astype(np.int32), NEW_TOKENS)
-            best[name] = max(best[name], rate) if number else 0.0  # the first round fills caches
-    return best
+    ways = {
+        name: partial(measure_tokens_per_s, core, prompts.astype(np.int32), NEW_TOKENS) for name, core in cores.items()
+    }
+    rates = alternate(ways, rounds + 1)
+    return {name: max(each[1:]) for name, each in rates.items()}  # the first round fills caches
 
 
 def measure_steps(run: RunConfig, rounds: int) -> dict[str, float]:
     """Measure the mean over counted steps, each in its fastest round."""
-    found: dict[str, list[Sequence[float]]] = {"fast": [], "strict": []}
-    for _ in range(rounds):
-        for kind, times in found.items():
-            steps = run_over_processes(replace(run, determinism="strict" if kind == "strict" else "fast"))
-            times.append([step["step_s"] for step in steps[1:-1]])
-    fast_s, strict_s = (mean(min(same) for same in zip(*times, strict=True)) for times in found.values())
+    runs = {"fast": replace(run, determinism="fast"), "strict": replace(run, determinism="strict")}
+    found = alternate({kind: partial(run_over_processes, each) for kind, each in runs.items()}, rounds)
+    fast_s, strict_s = (
+        mean(min(step["step_s"] for step in same) for same in list(zip(*times, strict=True))[1:-1])
+        for times in found.values()
+    )
     print(f"a step takes {fast_s:.3f} s, strict {strict_s:.3f} s")
     return {
         "step_s_fast": round(fast_s, 4),
@@ -105,23 +102,21 @@ def measure_steps(run: RunConfig, rounds: int) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, default=Path("configs/tiny.toml"))
-    parser.add_argument("--checkpoint", type=Path, help="step_000000 of a run; its folder must still have the data")
-    parser.add_argument("--steps", type=int, default=8, help="counted steps")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="only the engine, 1 round")
-    options = parser.parse_args()
+def measure(options: Options) -> dict[str, float]:
     torch.set_num_threads(1)
     figures = measure_engine(1 if options.quick else 4 * options.rounds)
     if not options.quick:
-        with tempfile.TemporaryDirectory() as runs:
-            checkpoint = options.checkpoint or run_cold_start(options.config, ["sft.steps=120"], Path(runs))
-            run = from_checkpoint(options.config, ["name=steps"], checkpoint, options.steps + UNCOUNTED)
-            figures |= measure_steps(replace(run, runs_folder=runs), options.rounds)
-    print(json.dumps(figures))
+        runs = options.scratch
+        checkpoint = options.checkpoint or run_cold_start(options.config, ["sft.steps=120"], runs)
+        run = from_checkpoint(options.config, ["name=steps"], checkpoint, options.steps + UNCOUNTED)
+        figures |= measure_steps(replace(run, runs_folder=str(runs)), options.rounds)
+    return figures
 
 
 if __name__ == "__main__":
-    main()
+    benchmark_main(
+        __doc__,
+        measure,
+        *(CONFIG, CHECKPOINT, Flag("--steps", 8, "counted steps"), Flag("--rounds", 3)),
+        quick="only the engine, 1 round",
+    )

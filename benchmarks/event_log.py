@@ -11,11 +11,8 @@
                      bytes are scaled up. `step_plain_bytes` is the size without compression
 """
 
-import argparse
-import json
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -50,6 +47,7 @@ from asterism.configs.schema.run_config import DataConfig, ModelConfig, RunConfi
 from asterism.engine.data.task_inputs import write_task_descriptions
 from asterism.tasks import DEFAULT_TASK
 from asterism.tasks.tiny import tiny_tokenizer as tokenizer
+from benchmarks.support.benchmark_main import Flag, Options, benchmark_main
 
 ROOT = Path(__file__).parents[1]
 FINGERPRINT = b"12345678"
@@ -205,9 +203,9 @@ class TokenSampler:
         return "\n".join(f"x = {number}" for number in numbers)[: _CHARACTERS_A_TOKEN * tokens]
 
 
-def measure(folder: Path, *, quick: bool) -> dict[str, Any]:
-    events = 100_000 if quick else 1_000_000
-    share = STEP_SHARE / 2 if quick else STEP_SHARE
+def measure(options: Options) -> dict[str, Any]:
+    folder = options.folder or options.scratch
+    events, share = (100_000, STEP_SHARE / 2) if options.quick else (1_000_000, STEP_SHARE)
     run = write_logged_run(folder / "run", events)
     return {
         "log_events_per_s": round(measure_log_events_per_s(folder)),
@@ -221,14 +219,10 @@ def measure(folder: Path, *, quick: bool) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the events, half of the simulated part")
-    parser.add_argument("--folder", type=Path, help="keep the logs in this folder")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        print(json.dumps(measure(options.folder or Path(scratch), quick=options.quick)))
-
-
 if __name__ == "__main__":
-    main()
+    benchmark_main(
+        __doc__,
+        measure,
+        Flag("--folder", kind=Path, text="keep the logs in this folder"),
+        quick="a tenth of the events, half of the simulated part",
+    )

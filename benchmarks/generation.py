@@ -23,11 +23,9 @@ times as many tokens takes 12 steps of a full cache (the roofline of
 analysis/simulation/cluster_model.py), and a turn has eight times as many steps.
 """
 
-import argparse
 import asyncio
 import json
 import logging
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, get_args
@@ -45,9 +43,9 @@ from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
 from asterism.engine.model.model_config import build_tiny_config
 from asterism.policies.arbiter.arbiter import PolicyName
+from benchmarks.support.benchmark_main import SEED, Flag, Options, benchmark_main, make_policies_flag
 from benchmarks.support.engine_rate import measure_engine_rate
 from benchmarks.support.planned_lengths import AGENT, SHAPES, VOCABULARY
-from benchmarks.support.policies_flag import make_policies_parser
 from benchmarks.support.two_engines import compare
 
 BATCHES = (1, 16, 64, 256)
@@ -94,13 +92,13 @@ def measure_transformers_rate(model: Any, prompts_BT: NDArray[np.int32], new_tok
     return len(ids) * new_tokens / (time.perf_counter() - started)
 
 
-async def measure(folder: Path, threads: int, seed: int, new_tokens: int, rounds: int) -> dict[str, float]:
+async def measure_alone(options: Options, rounds: int) -> dict[str, float]:
     capacity = Capacity(kv_tokens=256 * 128, page_tokens=16, sequence_tokens=128)
-    engine = EmbeddedEngine(folder, capacity, threads=threads)
+    engine = EmbeddedEngine(options.scratch, capacity, threads=options.threads)
     await engine.start()
-    torch.set_num_threads(threads)
-    reference = load_transformers(folder)
-    draws = np.random.default_rng(seed)
+    torch.set_num_threads(options.threads)
+    reference = load_transformers(options.scratch)
+    draws = np.random.default_rng(options.seed)
     ours: dict[int, float] = dict.fromkeys(BATCHES, 0.0)
     theirs: dict[int, float] = dict.fromkeys(BATCHES, 0.0)
     for batch in BATCHES:
@@ -108,8 +106,8 @@ async def measure(folder: Path, threads: int, seed: int, new_tokens: int, rounds
         await measure_engine_rate(engine, prompts, 4)
         measure_transformers_rate(reference, prompts, 4)
         for _ in range(rounds):
-            ours[batch] = max(ours[batch], await measure_engine_rate(engine, prompts, new_tokens))
-            theirs[batch] = max(theirs[batch], measure_transformers_rate(reference, prompts, new_tokens))
+            ours[batch] = max(ours[batch], await measure_engine_rate(engine, prompts, options.new_tokens))
+            theirs[batch] = max(theirs[batch], measure_transformers_rate(reference, prompts, options.new_tokens))
         print(f"batch {batch:3}: {ours[batch]:7.0f} tokens/s, transformers {theirs[batch]:7.0f}", flush=True)
     await engine.close()
     return {f"tokens_per_s_{batch}": round(ours[batch], 1) for batch in BATCHES} | {
@@ -117,39 +115,29 @@ async def measure(folder: Path, threads: int, seed: int, new_tokens: int, rounds
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1, help="threads of the single engine")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--new-tokens", type=int, default=100)
-    parser.add_argument("--only", choices=("alone", "two_engines"))
-    parser.add_argument("--shape", choices=list(SHAPES), default=AGENT.name, help="workload of the two engines")
-    parser.add_argument(
-        "--policies",
-        type=make_policies_parser(get_args(PolicyName)),
-        default=POLICIES,
-        metavar="NAME,NAME",
-        help=",".join(POLICIES),
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="4 rounds instead of 12; two engines: 1 instead of 3, half of the groups"
-    )
-    options = parser.parse_args()
+def measure(options: Options) -> dict[str, object]:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     figures: dict[str, object] = {}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_checkpoint(folder, options.seed)
-        if options.only != "two_engines":
-            rounds = 4 if options.quick else 12
-            figures |= asyncio.run(measure(folder, options.threads, options.seed, options.new_tokens, rounds))
-        if options.only != "alone":
-            shape, rounds = SHAPES[options.shape], 3
-            if options.quick:
-                shape, rounds = replace(shape, prompts=shape.prompts // 2), 1
-            figures |= asyncio.run(compare(folder, shape, options.seed, options.policies, rounds))
-    print(json.dumps({**figures, "shape": options.shape, "threads": options.threads, "seed": options.seed}))
+    write_checkpoint(options.scratch, options.seed)
+    if options.only != "two_engines":
+        figures |= asyncio.run(measure_alone(options, rounds=4 if options.quick else 12))
+    if options.only != "alone":
+        shape, rounds = SHAPES[options.shape], 3
+        if options.quick:
+            shape, rounds = replace(shape, prompts=shape.prompts // 2), 1
+        figures |= asyncio.run(compare(options.scratch, shape, options.seed, options.policies, rounds))
+    return {**figures, "shape": options.shape, "threads": options.threads, "seed": options.seed}
 
 
 if __name__ == "__main__":
-    main()
+    benchmark_main(
+        __doc__,
+        measure,
+        Flag("--threads", 1, "threads of the single engine"),
+        Flag("--new-tokens", 100),
+        Flag("--only", choices=("alone", "two_engines")),
+        Flag("--shape", AGENT.name, "workload of the two engines", choices=list(SHAPES)),
+        make_policies_flag(POLICIES, get_args(PolicyName)),
+        SEED,
+        quick="4 rounds instead of 12; two engines: 1 instead of 3, half of the groups",
+    )

@@ -24,11 +24,8 @@ Times are CPU seconds of the process; a ratio is the median over the rounds. Mic
     plan_s                            CPU seconds to plan one step
 """
 
-import argparse
-import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -48,6 +45,7 @@ from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
 from asterism.engine.model.model_config import DecoderConfig, build_tiny_config
 from asterism.engine.model.training_flops import count_forward_flops
+from benchmarks.support.benchmark_main import Flag, Options, benchmark_main, compute_median_ratio
 from benchmarks.support.qwen3_models import read_qwen3
 from benchmarks.support.transformers_training import PaddedTraining
 
@@ -98,7 +96,7 @@ def make_trainer(config: DecoderConfig, ranks: RankGroup, **settings: Any) -> Tr
     return Trainer(model, RunConfig(name="benchmark", rl=RlConfig(steps=1_000_000), learner=learner), ranks)
 
 
-def measure(variants: Mapping[str, RunStep], rounds: int, count: int, vocabulary: int) -> dict[str, list[float]]:
+def measure_speeds(variants: Mapping[str, RunStep], rounds: int, count: int, vocabulary: int) -> dict[str, list[float]]:
     """Measure the tokens per CPU second of each variant, by round; a first round does not count."""
     speeds: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(rounds + 1):
@@ -113,8 +111,7 @@ def measure(variants: Mapping[str, RunStep], rounds: int, count: int, vocabulary
 
 
 def compute_ratio(speeds: Mapping[str, list[float]], name: str, other: str) -> float:
-    pairs = zip(speeds[name], speeds[other], strict=True)
-    return round(statistics.median(one / another for one, another in pairs), 3)
+    return round(compute_median_ratio(speeds[name], speeds[other]), 3)
 
 
 def measure_demo(rounds: int, count: int) -> dict[str, float]:
@@ -130,7 +127,7 @@ def measure_demo(rounds: int, count: int) -> dict[str, float]:
         "padded_small": PaddedTraining(config, MICRO_BATCH_TOKENS, is_sorted=False).run_step,
         "sorted": PaddedTraining(config, MICRO_BATCH_TOKENS, is_sorted=True).run_step,
     }
-    speeds = measure(variants, rounds, count, VOCABULARY)
+    speeds = measure_speeds(variants, rounds, count, VOCABULARY)
     return {
         "tokens_per_s": round(statistics.median(speeds["learner"])),
         "ratio_padded": compute_ratio(speeds, "learner", "padded"),
@@ -152,7 +149,7 @@ def measure_bfloat16(ranks: RankGroup, rounds: int, count: int) -> dict[str, flo
         "float32": make_trainer(SHAPE_17M, RankGroup()).run_rl_step,
         "bfloat16": make_trainer(SHAPE_17M, ranks, dtype="bfloat16").run_rl_step,
     }
-    speeds = measure(variants, rounds, count, SHAPE_17M.vocab_size)
+    speeds = measure_speeds(variants, rounds, count, SHAPE_17M.vocab_size)
     return {"bf16_ratio_17m": compute_ratio(speeds, "bfloat16", "float32")}
 
 
@@ -186,19 +183,21 @@ def sum_costs(lengths: np.ndarray, attention_tokens: float) -> float:
     return float((lengths * (1 + lengths / attention_tokens)).sum())
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks.learner", description="Measure the learner's speed.")
-    parser.add_argument("--rounds", type=int, default=12, help="rounds of each comparison")
-    parser.add_argument("--quick", action="store_true", help="one round with few sequences")
-    arguments = parser.parse_args()
-    rounds, count, seeds = (1, 16, 1) if arguments.quick else (arguments.rounds, 128, 8)
+def measure(options: Options) -> dict[str, float]:
+    rounds = options.rounds
+    count, seeds = (16, 1) if options.quick else (128, 8)
     torch.set_num_threads(1)
     ranks = join_ranks(LearnerConfig(dtype="bfloat16"))
-    figures = measure_demo(rounds, count) | measure_bfloat16(ranks, rounds, count) | plan_micro_batches(seeds)
-    print(json.dumps(figures))
-    leave_ranks(ranks)
-    return 0
+    try:
+        return measure_demo(rounds, count) | measure_bfloat16(ranks, rounds, count) | plan_micro_batches(seeds)
+    finally:
+        leave_ranks(ranks)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    benchmark_main(
+        __doc__,
+        measure,
+        Flag("--rounds", 12, "rounds of each comparison", quick=1),
+        quick="one round with few sequences",
+    )

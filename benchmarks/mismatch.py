@@ -22,11 +22,8 @@ For a model in bfloat16 with logits of standard deviation SD, in float32 or bflo
                             bfloat16 logits; the median over eight rounds, in which both take turns
 """
 
-import argparse
-import json
-import statistics
-import sys
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,6 +40,14 @@ from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
 from asterism.engine.model.model_config import DecoderConfig
 from asterism.policies.losses.token_scores import compute_token_scores
+from benchmarks.support.benchmark_main import (
+    SEED,
+    Options,
+    alternate,
+    benchmark_main,
+    compute_median_ratio,
+    show_figures,
+)
 
 CORRECTIONS: dict[str, dict[str, Any]] = {
     "engine": {"old_logprobs": "engine", "correction": "none"},
@@ -145,7 +150,7 @@ def compute_gradient(model_seed: int, settings: dict[str, Any], sequences: list[
     return trainer.gradient
 
 
-def measure(seed: int, sequences: int, tokens: int) -> dict[str, float | bool]:
+def measure_gradients(seed: int, sequences: int, tokens: int) -> dict[str, float | bool]:
     draws = np.random.default_rng(seed)
     ids, exact = sample_sequences(make_model(seed), sequences, tokens, seed)
     true = compute_gradient(seed, CORRECTIONS["none"], make_sequences(ids, exact, seed))
@@ -188,15 +193,16 @@ def measure_logit_errors(tokens: int, vocabulary: int) -> dict[str, float]:
 
 def measure_logit_cost(tokens: int, width: int, vocabulary: int, rounds: int) -> float:
     hidden_NE, weight_VE, targets_N = make_head_inputs(tokens, width, vocabulary, 1.0)
-    seconds: dict[str, list[float]] = {name: [] for name in LOGIT_DTYPES}
-    for _ in range(rounds + 1):  # the first round does not count
-        for name, float32_logits in LOGIT_DTYPES.items():
-            began = time.process_time()
-            scores = compute_token_scores(hidden_NE, weight_VE, targets_N, float32_logits=float32_logits)
-            torch.autograd.grad(scores.logprobs_N.sum(), [hidden_NE, weight_VE])
-            seconds[name].append(time.process_time() - began)
-    pairs = zip(seconds["float32"][1:], seconds["bfloat16"][1:], strict=True)
-    return statistics.median(one / other for one, other in pairs)
+
+    def run_passes(float32_logits: bool) -> float:
+        began = time.process_time()
+        scores = compute_token_scores(hidden_NE, weight_VE, targets_N, float32_logits=float32_logits)
+        torch.autograd.grad(scores.logprobs_N.sum(), [hidden_NE, weight_VE])
+        return time.process_time() - began
+
+    ways = {name: partial(run_passes, float32_logits) for name, float32_logits in LOGIT_DTYPES.items()}
+    seconds = alternate(ways, rounds + 1)  # the first round does not count
+    return compute_median_ratio(seconds["float32"][1:], seconds["bfloat16"][1:])
 
 
 def measure_logits(seed: int, rounds: int, *, quick: bool) -> dict[str, float]:
@@ -211,13 +217,9 @@ def measure_logits(seed: int, rounds: int, *, quick: bool) -> dict[str, float]:
     return figures
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure the gradient under noise between engine and learner.")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter sequences, with noisier figures")
-    arguments = parser.parse_args()
-    figures = measure(arguments.seed, *((32, 24) if arguments.quick else (192, 48)))
-    print(f"seed {arguments.seed}; cosine (ratio of the norms)")
+def measure(options: Options) -> dict[str, float | bool]:
+    figures = measure_gradients(options.seed, *((32, 24) if options.quick else (192, 48)))
+    print(f"seed {options.seed}; cosine (ratio of the norms)")
     print(f"{'':10}" + "".join(f"{correction:>18}" for correction in CORRECTIONS))
     for row in ROWS:
         if row != "overflow":
@@ -225,11 +227,10 @@ def main() -> None:
                 f"{figures[f'cosine.{each}.{row}']:.4f} ({figures[f'norm.{each}.{row}']:.2f})" for each in CORRECTIONS
             ]
             print(f"{row:10}" + "".join(f"{cell:>18}" for cell in cells))
-    logits = measure_logits(arguments.seed, rounds=8, quick=arguments.quick)
-    for name, value in logits.items():
-        print(f"{name:28} {value:.2g}")
-    sys.stdout.write(json.dumps({"seed": arguments.seed, **figures, **logits}) + "\n")
+    logits = measure_logits(options.seed, rounds=8, quick=options.quick)
+    show_figures(logits)
+    return {"seed": options.seed, **figures, **logits}
 
 
 if __name__ == "__main__":
-    main()
+    benchmark_main(__doc__, measure, SEED, quick="fewer and shorter sequences, with noisier figures")

@@ -13,8 +13,6 @@ calls instead of 45,000; a mixture of 200 calls with limits of 0.5 s and 128 MiB
 calls with 2 s and 256 MiB.
 """
 
-import argparse
-import json
 import os
 import sys
 import tempfile
@@ -25,6 +23,7 @@ import uvloop
 from asterism.sandbox.checks.load_test import NUMPY, PRINT, SYMPY
 from asterism.sandbox.contract import SandboxFailure
 from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
+from benchmarks.support.benchmark_main import Flag, Options, benchmark_main, show_figures
 from benchmarks.support.sandbox.executor_burst import compute_latency_figures, run_burst
 from benchmarks.support.sandbox.raw_fork_server import DirectClient
 from benchmarks.support.sandbox.sandbox_backends import ProcessPerCall, build_config, create_host
@@ -94,7 +93,9 @@ AT_MOST = {
 FiguresByName = dict[str, float]
 
 
-async def measure(backend: str, core: int, sizes: SandboxBenchmarkSizes, alone: ProcessPerCall) -> FiguresByName:
+async def measure_service(
+    backend: str, core: int, sizes: SandboxBenchmarkSizes, alone: ProcessPerCall
+) -> FiguresByName:
     """Measure everything except the burst and the mixture."""
     config = build_config(backend, core)
     host = create_host(backend, config)
@@ -149,34 +150,20 @@ def measure_burst(backend: str, core: int, sizes: SandboxBenchmarkSizes) -> Figu
 
 
 def show(figures: FiguresByName) -> FiguresByName:
-    for name, value in figures.items():
-        print(f"  {name:30}{value:12,.3f}{format_judgement(name, value)}", flush=True)
+    show_figures(figures, AT_LEAST, AT_MOST)
     return figures
-
-
-def format_judgement(name: str, value: float) -> str:
-    if name in AT_LEAST:
-        return f"   at least {AT_LEAST[name]:g}{'' if value >= AT_LEAST[name] else ': MISSED'}"
-    if name in AT_MOST:
-        return f"   at most {AT_MOST[name]:g}{'' if value <= AT_MOST[name] else ': MISSED'}"
-    return ""
 
 
 def measure_all(backend: str, core: int, sizes: SandboxBenchmarkSizes) -> FiguresByName:
     """Measure one backend. Raises SandboxFailure if it cannot start."""
     with tempfile.TemporaryDirectory() as folder:
-        figures = uvloop.run(measure(backend, core, sizes, ProcessPerCall(Path(folder))))
+        figures = uvloop.run(measure_service(backend, core, sizes, ProcessPerCall(Path(folder))))
     figures |= measure_burst(backend, core, sizes)
     figures |= uvloop.run(measure_mixed(backend, core, sizes))
     return {name: round(value, 4) for name, value in figures.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", choices=["docker", "process", "both"], default="both")
-    parser.add_argument("--core", type=int, default=min(os.sched_getaffinity(0)), help="core of the service")
-    parser.add_argument("--quick", action="store_true", help="shorter: under a minute for both backends")
-    options = parser.parse_args()
+def measure(options: Options) -> dict[str, FiguresByName]:
     os.sched_setaffinity(0, {options.core})
     backends = ["docker", "process"] if options.backend == "both" else [options.backend]
     figures: dict[str, FiguresByName] = {}
@@ -185,8 +172,14 @@ def main() -> None:
             figures[backend] = measure_all(backend, options.core, QUICK if options.quick else FULL)
         except SandboxFailure as error:
             sys.exit(f"{backend}: {error}")
-    print(json.dumps(figures))
+    return figures
 
 
 if __name__ == "__main__":
-    main()
+    benchmark_main(
+        __doc__,
+        measure,
+        Flag("--backend", "both", choices=["docker", "process", "both"]),
+        Flag("--core", min(os.sched_getaffinity(0)), "core of the service"),
+        quick="shorter: under a minute for both backends",
+    )

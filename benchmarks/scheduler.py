@@ -12,8 +12,6 @@ The step is the first of a run: kv_lookahead has no lengths of earlier steps. `l
 the lengths of an earlier step on other problems of the same kind.
 """
 
-import argparse
-import json
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, get_args
@@ -25,8 +23,8 @@ from asterism.analysis.simulation.result_table import build_outcomes_table
 from asterism.analysis.simulation.simulate import simulate
 from asterism.analysis.simulation.workload_presets import SHAPES, draw_named_workload
 from asterism.policies.arbiter.arbiter import Arbiter, PolicyName
+from benchmarks.support.benchmark_main import SEED, Flag, Options, benchmark_main, make_policies_flag
 from benchmarks.support.decision_replay import DecisionRecorder, DecisionSpeed
-from benchmarks.support.policies_flag import make_policies_parser
 
 POLICIES: tuple[SimulatedPolicy, ...] = (*get_args(PolicyName), "oracle")
 OURS: PolicyName = "kv_lookahead"
@@ -83,7 +81,8 @@ def simulate_later_step(
     }
 
 
-def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+def measure(options: Options) -> dict[str, Any]:
+    console = Console()
     outcomes: dict[str, dict[SimulatedPolicy, SimulationOutcome]] = {}
     speeds: list[DecisionSpeed] = []
     later: dict[str, dict[str, float]] = {}
@@ -116,16 +115,12 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", action="append", choices=list(SHAPES), help="may be repeated; default: all")
-    parser.add_argument(
-        "--policies", type=make_policies_parser(POLICIES), default=POLICIES, metavar="NAME,NAME", help="default: all"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="an eighth of prompts and engines")
-    print(json.dumps(measure(parser.parse_args(), Console())))
-
-
 if __name__ == "__main__":
-    main()
+    benchmark_main(
+        __doc__,
+        measure,
+        Flag("--workload", [], "may be repeated; default: all", choices=list(SHAPES)),
+        make_policies_flag(POLICIES, POLICIES),
+        SEED,
+        quick="an eighth of prompts and engines",
+    )

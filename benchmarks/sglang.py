@@ -30,14 +30,10 @@ The 1,000 concurrent requests follow. `lost` counts missing answers; `mixed_up` 
 another request's prompt (benchmarks/support/sglang/concurrent_requests.py).
 """
 
-import argparse
 import asyncio
-import json
 import logging
 import os
 import resource
-import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -48,7 +44,6 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import structlog
-import uvloop
 from msgspec.structs import replace
 
 from asterism.bus.messages import WeightsPublished
@@ -64,10 +59,11 @@ from asterism.engine.sglang.server.compatibility import ServerRequirements
 from asterism.engine.sglang.server.external_server import ExternalServer
 from asterism.engine.sglang.server.managed_server import SGLangServer
 from asterism.engine.sglang.sglang_engine import LONG_STREAM_INTERVAL, SGLangEngine
+from benchmarks.support.benchmark_main import SEED, Flag, Options, benchmark_main
 from benchmarks.support.sglang.bare_client import BareClient
 from benchmarks.support.sglang.concurrent_requests import measure_crowd
 from benchmarks.support.sglang.overheads import WAYS, RoundCost, compute_overheads
-from benchmarks.support.sglang.tiny_server import add_options, configure_tiny_server
+from benchmarks.support.sglang.tiny_server import SERVER_FLAGS, configure_tiny_server
 from benchmarks.weights import read_process_cpu_s
 
 IN_FLIGHT = 64
@@ -111,9 +107,10 @@ class BenchmarkServer(NamedTuple):
     version: int  # version of the server's weights
 
 
-def prepare_own_server(options: argparse.Namespace, folder: Path) -> BenchmarkServer:
+def prepare_own_server(options: Options) -> BenchmarkServer:
     """Prepare a server without --enable-deterministic-inference, which is slower and not needed here."""
     room = {"kv_tokens": ROOM_TOKENS, "max_running": IN_FLIGHT, "sequence_tokens": SEQUENCE_TOKENS}
+    folder = options.scratch
     wanted = configure_tiny_server(options, folder, (), **room)
     return BenchmarkServer(SGLangServer(wanted, log=folder / "sglang.log", scratch=folder / "scratch"), wanted.model, 0)
 
@@ -220,7 +217,7 @@ async def run_rounds(
     return spent[1:]
 
 
-async def measure(
+async def measure_server(
     served: BenchmarkServer, sizes: SglangBenchmarkSizes, stream_interval: int, seed: int
 ) -> dict[str, float]:
     engine = SGLangEngine(
@@ -248,43 +245,25 @@ async def measure(
         await engine.close()
 
 
-async def run(options: argparse.Namespace, folder: Path) -> dict[str, float]:
-    served = await attach_to_server(options.url, options.model) if options.url else prepare_own_server(options, folder)
-    sizes = QUICK if options.quick else FULL
-    return await measure(
-        served, sizes._replace(rounds=options.rounds or sizes.rounds), options.stream_interval, options.seed
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", help="URL of a running server; default: start one")
-    parser.add_argument("--model", type=Path, help="local folder of the server's checkpoint")
-    add_options(parser)
-    parser.add_argument(
-        "--stream-interval",
-        type=int,
-        default=LONG_STREAM_INTERVAL,
-        help="tokens per piece of a stream",
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rounds", type=int, help="12, or 2 with --quick; at least 2")
-    parser.add_argument("--quick", action="store_true", help="short rounds, and 8 tokens of each of the 1,000")
-    options = parser.parse_args()
-    if options.rounds is not None and options.rounds < 2:
-        parser.error("--rounds: no less than 2")
+async def measure(options: Options) -> dict[str, float]:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    with tempfile.TemporaryDirectory() as name:
-        try:
-            figures = uvloop.run(run(options, Path(name)))
-        except (UnusableInput, EngineFailure) as error:
-            sys.exit(str(error))
-    for key, value in figures.items():
-        print(f"{key:32} {value:14,.4g}")
-    print(json.dumps(figures))
+    served = await attach_to_server(options.url, options.model) if options.url else prepare_own_server(options)
+    sizes = (QUICK if options.quick else FULL)._replace(rounds=options.rounds)
+    return await measure_server(served, sizes, options.stream_interval, options.seed)
 
 
 if __name__ == "__main__":
-    main()
+    benchmark_main(
+        __doc__,
+        measure,
+        Flag("--url", text="URL of a running server; default: start one"),
+        Flag("--model", kind=Path, text="local folder of the server's checkpoint"),
+        *(*SERVER_FLAGS, SEED),
+        Flag("--stream-interval", LONG_STREAM_INTERVAL, "tokens per piece of a stream"),
+        Flag("--rounds", FULL.rounds, quick=QUICK.rounds, least=2),
+        quick="short rounds, and 8 tokens of each of the 1,000",
+        shows_table=True,
+        expected=(UnusableInput, EngineFailure),
+    )

@@ -17,18 +17,13 @@ the median of the ratios of tokens per CPU second. `differing_trajectories_share
 trajectories with tokens that differ between rounds.
 """
 
-import argparse
-import json
 import logging
-import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple, get_args
 
 import structlog
-import uvloop
 from msgspec.structs import replace
 
 from asterism.analysis.simulation.workload import WorkloadShape, draw_workload
@@ -38,9 +33,10 @@ from asterism.engine.contract import EngineFailure
 from asterism.engine.sglang.server.compatibility import ServerRequirements
 from asterism.engine.sglang.server.managed_server import SGLangServer
 from asterism.policies.arbiter.arbiter import PolicyName
-from benchmarks.support.policies_flag import make_policies_parser
-from benchmarks.support.sglang.small_cache_server import LONG, ScarceServerOutcome, find_longest, measure
-from benchmarks.support.sglang.tiny_server import add_options, configure_tiny_server
+from benchmarks.support.benchmark_main import SEED, Flag, Options, benchmark_main, make_policies_flag
+from benchmarks.support.sglang.small_cache_server import LONG, ScarceServerOutcome, find_longest
+from benchmarks.support.sglang.small_cache_server import measure as measure_policy
+from benchmarks.support.sglang.tiny_server import SERVER_FLAGS, configure_tiny_server
 from benchmarks.support.two_engines import compute_differing_share
 from benchmarks.weights import read_process_cpu_s
 
@@ -59,7 +55,7 @@ class PolicyRound(NamedTuple):
         return self.outcome.generated_tokens / self.cpu_s
 
 
-def build_server_config(options: argparse.Namespace, shape: WorkloadShape, folder: Path) -> ServerRequirements:
+def build_server_config(options: Options, shape: WorkloadShape, folder: Path) -> ServerRequirements:
     """Configure a server with room for a quarter of the trajectories' final tokens."""
     work = draw_workload(shape, options.seed)
     arguments = ("--enable-deterministic-inference", f"--schedule-conservativeness={options.conservativeness}")
@@ -74,28 +70,26 @@ def read_cpu_s(server: SGLangServer) -> float:
     return sum(read_process_cpu_s(pid) for pid in server.list_processes())
 
 
-async def compare(options: argparse.Namespace, shape: WorkloadShape, rounds: int) -> dict[str, object]:
-    work = draw_workload(shape, options.seed)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        wants = build_server_config(options, shape, folder)
-        print(
-            f"{len(work.plans)} trajectories, {work.demand_tokens} tokens held at once at their ends as planned; "
-            f"the server's cache holds {wants.engine.kv_tokens}",
-            flush=True,
-        )
-        server = SGLangServer(wants, log=folder / "sglang.log", scratch=folder / "scratch")
-        served = wants._replace(sglang=replace(wants.sglang, external_urls=(await server.start(),)))
-        found: dict[PolicyName, list[PolicyRound]] = {policy: [] for policy in options.policies}
-        try:
-            for _ in range(rounds):
-                for policy in options.policies:
-                    before = read_cpu_s(server)
-                    outcome = await measure(served, shape, policy, options.seed)
-                    found[policy].append(PolicyRound(outcome, read_cpu_s(server) - before))
-                    print(_format_line(policy, found[policy][-1]), flush=True)
-        finally:
-            await server.close()
+async def compare(options: Options, shape: WorkloadShape) -> dict[str, object]:
+    work, folder = draw_workload(shape, options.seed), options.scratch
+    wants = build_server_config(options, shape, folder)
+    print(
+        f"{len(work.plans)} trajectories, {work.demand_tokens} tokens held at once at their ends as planned; "
+        f"the server's cache holds {wants.engine.kv_tokens}",
+        flush=True,
+    )
+    server = SGLangServer(wants, log=folder / "sglang.log", scratch=folder / "scratch")
+    served = wants._replace(sglang=replace(wants.sglang, external_urls=(await server.start(),)))
+    found: dict[PolicyName, list[PolicyRound]] = {policy: [] for policy in options.policies}
+    try:
+        for _ in range(options.rounds):
+            for policy in options.policies:
+                before = read_cpu_s(server)
+                outcome = await measure_policy(served, shape, policy, options.seed)
+                found[policy].append(PolicyRound(outcome, read_cpu_s(server) - before))
+                print(_format_line(policy, found[policy][-1]), flush=True)
+    finally:
+        await server.close()
     return {"kv_tokens": wants.engine.kv_tokens, **_build_figures(found)}
 
 
@@ -137,36 +131,21 @@ def _format_line(policy: PolicyName, one: PolicyRound) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser)
-    parser.add_argument(
-        "--conservativeness",
-        type=float,
-        default=0.3,
-        help="SGLang has 1.0, and advises 0.3 if the cache does not fill (default: 0.3)",
-    )
-    parser.add_argument(
-        "--policies",
-        type=make_policies_parser(get_args(PolicyName)),
-        default=POLICIES,
-        metavar="NAME,NAME",
-        help=",".join(POLICIES),
-    )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="one round, with a third of the groups")
-    options = parser.parse_args()
+async def measure(options: Options) -> dict[str, object]:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    shape, rounds = LONG, options.rounds
-    if options.quick:
-        shape, rounds = replace(shape, prompts=shape.prompts // 3), 1
-    try:
-        figures = uvloop.run(compare(options, shape, rounds))
-    except (UnusableInput, EngineFailure) as error:
-        sys.exit(str(error))
-    print(json.dumps({**figures, "conservativeness": options.conservativeness, "seed": options.seed}))
+    shape = replace(LONG, prompts=LONG.prompts // 3) if options.quick else LONG
+    figures = await compare(options, shape)
+    return {**figures, "conservativeness": options.conservativeness, "seed": options.seed}
 
 
 if __name__ == "__main__":
-    main()
+    benchmark_main(
+        __doc__,
+        measure,
+        *SERVER_FLAGS,
+        Flag("--conservativeness", 0.3, "SGLang has 1.0, and advises 0.3 if the cache does not fill"),
+        make_policies_flag(POLICIES, get_args(PolicyName)),
+        *(Flag("--rounds", 3, quick=1), SEED),
+        quick="one round, with a third of the groups",
+        expected=(UnusableInput, EngineFailure),
+    )

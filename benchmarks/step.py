@@ -29,9 +29,6 @@ learner; and the remainder, in which the weights reach the engine. Four ratios c
     ratio                  zeromq with log / plain loop: the total cost
 """
 
-import argparse
-import json
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -40,8 +37,13 @@ from msgspec.structs import replace
 
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
+from benchmarks.support.benchmark_main import SEED, Flag, Options, alternate, benchmark_main
 from benchmarks.support.tiny_run import (
+    CHECKPOINT,
+    CONFIG,
+    SETTINGS,
     from_checkpoint,
+    list_settings,
     run_cold_start,
     run_in_plain_loop,
     run_in_process,
@@ -49,8 +51,6 @@ from benchmarks.support.tiny_run import (
 )
 
 UNCOUNTED = 2  # the first and the last step
-QUICK = ("rl.prompts=4", "rl.rollouts=8", "sft.batch_size=32", "tiny.num_train_questions=256")
-QUICK_SFT_STEPS, QUICK_STEPS = 40, 2
 SHOWN = (
     *("step_s", "rollout_s", "train_s", "weights_s"),
     *("wait_lease_s", "wait_generation_s", "wait_tools_s", "wait_grading_s"),
@@ -91,15 +91,12 @@ def compute_means(steps: Steps) -> dict[str, float]:
     return {name: mean(step[name] for step in steps) for name in SHOWN}
 
 
-def measure(options: argparse.Namespace, runs: Path) -> dict[str, float]:
-    settings = [f"seed={options.seed}", *(QUICK if options.quick else ()), *options.set]
+def measure(options: Options) -> dict[str, float]:
+    runs, settings = options.scratch, list_settings(options)
     sft = [f"sft.steps={options.sft_steps}", *settings]
     checkpoint = options.checkpoint or run_cold_start(options.config, sft, runs)
     run = from_checkpoint(options.config, settings, checkpoint, options.steps + UNCOUNTED)
-    taken: dict[str, list[Steps]] = {way: [] for way in COLUMNS}
-    for _ in range(options.rounds):
-        for way, take in build_ways(run, runs).items():
-            taken[way].append(take())
+    taken = alternate(build_ways(run, runs), options.rounds)
     figures = {way: compute_means(select_fastest(rounds)) for way, rounds in taken.items()}
     show(figures)
     return {
@@ -138,26 +135,13 @@ def show(figures: Figures) -> None:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, default=Path("configs/tiny.toml"))
-    parser.add_argument("--checkpoint", type=Path, help="step_000000 of a run; its folder must still have the data")
-    parser.add_argument("--sft-steps", type=int, help="steps of the cold start, without --checkpoint (120)")
-    parser.add_argument("--steps", type=int, help="counted steps (10)")
-    parser.add_argument("--rounds", type=int, help="rounds, in each of which the ways alternate (2)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="setting for all ways; may be repeated"
-    )
-    parser.add_argument("--quick", action="store_true", help="32 trajectories per step, 2 steps, a short cold start")
-    options = parser.parse_args()
-    for name, usual, quick in (("sft_steps", 120, QUICK_SFT_STEPS), ("steps", 10, QUICK_STEPS), ("rounds", 2, 1)):
-        if getattr(options, name) is None:
-            setattr(options, name, quick if options.quick else usual)
-    with tempfile.TemporaryDirectory() as runs:
-        figures = measure(options, Path(runs))
-    print(json.dumps(figures))
-
-
 if __name__ == "__main__":
-    main()
+    benchmark_main(
+        __doc__,
+        measure,
+        *(CONFIG, CHECKPOINT, SEED, SETTINGS),
+        Flag("--sft-steps", 120, "steps of the cold start, without --checkpoint", quick=40),
+        Flag("--steps", 10, "counted steps", quick=2),
+        Flag("--rounds", 2, "rounds, in each of which the ways alternate", quick=1),
+        quick="32 trajectories per step, 2 steps, a short cold start",
+    )

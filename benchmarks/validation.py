@@ -14,9 +14,7 @@ Keys of each policy: `measured_s` and `predicted_s` of each step, `ratio` of the
 Waits and token counts have a measured and a predicted value.
 """
 
-import argparse
 import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -31,7 +29,7 @@ from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.arbiter.arbiter import PolicyName
-from benchmarks.support.policies_flag import make_policies_parser
+from benchmarks.support.benchmark_main import SEED, Flag, Options, benchmark_main, make_policies_flag
 from benchmarks.support.tiny_run import from_checkpoint, launch
 
 CONFIG = Path("configs/tiny.toml")
@@ -106,40 +104,30 @@ def _sum_waits_s(outcomes: Sequence[SimulationOutcome]) -> dict[str, float]:
     }
 
 
-def measure(policies: Sequence[PolicyName], share: float, steps: int, seed: int, runs: Path) -> dict[str, Any]:
-    settings = (*SETTINGS, f"seed={seed}")
+def measure(options: Options) -> dict[str, Any]:
+    runs = options.keep or options.scratch
+    settings, steps = (*SETTINGS, f"seed={options.seed}"), options.steps
     cold = start_cold_run(settings, runs)
     demand_tokens = load_recorded_step(cold, 1).workload.demand_tokens
     found: dict[str, Any] = {}
-    for policy in policies:
+    for policy in options.policies:
         own = (*settings, f"arbiter.policy={policy}", f"name={policy}")
         run = replace(from_checkpoint(CONFIG, own, cold.get_checkpoint_path(0), steps), runs_folder=str(runs))
-        folder = launch(shrink_caches(run, demand_tokens, share))
+        folder = launch(shrink_caches(run, demand_tokens, options.share))
         found[policy] = compute_figures(simulate_steps(folder, steps), folder.logs)
         print(f"{policy}: {json.dumps(found[policy])}", flush=True)
-    return {"share": share, "demand_tokens": demand_tokens, "steps": steps, "seed": seed, "policies": found}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--policies",
-        type=make_policies_parser(get_args(PolicyName)),
-        metavar="NAME,NAME",
-        help="default: the policies of docs/simulator.md",
-    )
-    parser.add_argument("--quick", action="store_true", help="one step under one policy")
-    parser.add_argument("--share", type=float, default=0.33, help="share of the demand that fits into the caches")
-    parser.add_argument("--steps", type=int, help="steps of each run (3)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the runs in this folder")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        runs = options.keep or Path(name)
-        policies = options.policies or (POLICIES[:1] if options.quick else POLICIES)
-        steps = options.steps or (1 if options.quick else 3)
-        print(json.dumps(measure(policies, options.share, steps, options.seed, runs)))
+    fixed = {"share": options.share, "demand_tokens": demand_tokens, "steps": steps, "seed": options.seed}
+    return {**fixed, "policies": found}
 
 
 if __name__ == "__main__":
-    main()
+    benchmark_main(
+        __doc__,
+        measure,
+        make_policies_flag(POLICIES, get_args(PolicyName), quick=POLICIES[:1]),
+        Flag("--share", 0.33, "share of the demand that fits into the caches"),
+        Flag("--steps", 3, "steps of each run", quick=1),
+        SEED,
+        Flag("--keep", kind=Path, metavar="FOLDER", text="keep the runs in this folder"),
+        quick="one step under one policy",
+    )

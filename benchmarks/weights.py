@@ -11,15 +11,11 @@ server's memory is its maximum. All nodes and the server share the cores of this
 the nodes of a cluster; the CPU seconds per GB do not depend on other load.
 """
 
-from __future__ import annotations
-
-import argparse
 import asyncio
 import json
 import os
 import shutil
 import sys
-import tempfile
 import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncGenerator
@@ -28,7 +24,6 @@ from pathlib import Path
 from statistics import median
 
 import torch
-import uvloop
 
 from asterism.bus.messages import WeightsPublished
 from asterism.bus.transport.curve_auth import generate_key, load_key
@@ -37,11 +32,12 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.weight_publisher import WeightPublisher
 from asterism.engine.weight_transfer.weight_client import WeightsFetcher
+from benchmarks.support.benchmark_main import Flag, Options, benchmark_main
 from benchmarks.support.local_transfer import measure_local_transfer
+from benchmarks.support.loop_lag import measuring_lag
 from benchmarks.support.process_memory import read_peak_resident_mib
 
 LOOPBACK = "127.0.0.1"
-_TICK_S = 0.005
 
 
 class FetchingNodes:
@@ -70,26 +66,6 @@ class FetchingNodes:
         return took
 
 
-class EventLoopLag:
-    """The longest delay of the event loop inside the context."""
-
-    def __init__(self) -> None:
-        self.worst_s = 0.0
-
-    async def __aenter__(self) -> EventLoopLag:
-        self._watching = asyncio.create_task(self._watch())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._watching.cancel()
-
-    async def _watch(self) -> None:
-        while True:
-            began = time.perf_counter()
-            await asyncio.sleep(_TICK_S)
-            self.worst_s = max(self.worst_s, time.perf_counter() - began - _TICK_S)
-
-
 @asynccontextmanager
 async def running_server(folder: RunFolder, key: Path) -> AsyncGenerator[tuple[int, int]]:
     """Yield the process id and the port."""
@@ -113,13 +89,13 @@ def read_process_cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def run_rounds(options: argparse.Namespace, folder: RunFolder, key: Path) -> dict[str, float]:
+async def run_rounds(options: Options, folder: RunFolder, key: Path) -> dict[str, float]:
     num_bytes = options.mib * 2**20
     weights = {"a": torch.rand(num_bytes // 4)}
     publisher = WeightPublisher(folder.shared_memory, weights, torch.float32)
     taken: list[tuple[float, float, float]] = []
     server_cpu_s = node_cpu_s = 0.0
-    lag = EventLoopLag()
+    worst_lag_s = 0.0
     async with running_server(folder, key) as (pid, port):
         nodes = FetchingNodes(folder.shared_memory, port, key)
         for version in range(options.rounds):
@@ -127,8 +103,9 @@ async def run_rounds(options: argparse.Namespace, folder: RunFolder, key: Path) 
             assert published is not None
             copy_s = nodes.copy(published)
             before = read_process_cpu_s(pid), time.process_time()
-            async with lag:
+            with measuring_lag() as lag:
                 one_s = await nodes.fetch(published, 1)
+            worst_lag_s = max(worst_lag_s, lag.longest_s)
             server_cpu_s += read_process_cpu_s(pid) - before[0]
             node_cpu_s += time.process_time() - before[1]
             taken.append((copy_s, one_s, await nodes.fetch(published, options.nodes)))
@@ -144,38 +121,28 @@ async def run_rounds(options: argparse.Namespace, folder: RunFolder, key: Path) 
         "nodes_ratio_to_one": median(options.nodes * one_s / several_s for _, one_s, several_s in taken),
         "server_cpu_s_per_gb": server_cpu_s / fetched_gb,
         "node_cpu_s_per_gb": node_cpu_s / fetched_gb,
-        "worst_lag_ms": 1000 * lag.worst_s,
+        "worst_lag_ms": 1000 * worst_lag_s,
         "server_peak_mib": server_mib,
     }
 
 
-async def measure(options: argparse.Namespace) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as name:
-        folder = RunFolder(Path(name) / "run")
-        folder.path.mkdir()
-        folder.shared_memory.mkdir(mode=0o700)
-        write_resolved(RunConfig(name="weights"), folder.config)
-        try:
-            local = measure_local_transfer(folder.shared_memory, quick=options.quick, rounds=options.rounds)
-            return local | await run_rounds(options, folder, generate_key(Path(name)))
-        finally:
-            shutil.rmtree(folder.shared_memory)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mib", type=int, default=512)
-    parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="16 MiB, two nodes, one round")
-    options = parser.parse_args()
-    if options.quick:
-        options.mib, options.nodes, options.rounds = 16, 2, 1
-    figures = uvloop.run(measure(options))
-    for name, value in figures.items():
-        print(f"{name:24} {value:,.4g}")
-    print(json.dumps(figures))
+async def measure(options: Options) -> dict[str, float]:
+    folder = RunFolder(options.scratch / "run")
+    folder.path.mkdir()
+    folder.shared_memory.mkdir(mode=0o700)
+    write_resolved(RunConfig(name="weights"), folder.config)
+    try:
+        local = measure_local_transfer(folder.shared_memory, quick=options.quick, rounds=options.rounds)
+        return local | await run_rounds(options, folder, generate_key(options.scratch))
+    finally:
+        shutil.rmtree(folder.shared_memory)
 
 
 if __name__ == "__main__":
-    main()
+    benchmark_main(
+        __doc__,
+        measure,
+        *(Flag("--mib", 512, quick=16), Flag("--nodes", 4, quick=2), Flag("--rounds", 5, quick=1)),
+        quick="16 MiB, two nodes, one round",
+        shows_table=True,
+    )

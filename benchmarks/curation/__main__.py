@@ -6,12 +6,10 @@ The rows are cleaned against a test set; one row in fifty is a copy of another r
 the peak of the command and its workers together, sampled ten times a second; each core has a worker.
 """
 
-import argparse
 import json
 import resource
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable
 from itertools import islice
@@ -19,9 +17,9 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.curation.word_problems import WordProblem, copy_exactly, copy_nearly, draw_word_problems
+from benchmarks.support.benchmark_main import SEED, Flag, Options, benchmark_main
 from benchmarks.support.process_memory import list_descendants, read_proportional_mib
 
-QUICK_ROWS = 5_000
 COPIED_EVERY = 50
 _SAMPLE_INTERVAL_S = 0.1
 
@@ -55,38 +53,30 @@ def measure_peak(command: list[str]) -> float:
     return peak
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--tests", type=int, default=1_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROWS:,} rows")
-    options = parser.parse_args()
-    rows, random = QUICK_ROWS if options.quick else options.rows, Random(options.seed)
+def measure(options: Options) -> dict[str, float]:
+    rows, folder, random = options.rows, options.scratch, Random(options.seed)
     print(f"seed {options.seed}, {rows:,} rows")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        tests = list(islice(draw_word_problems(random), options.tests))
-        write_rows(folder / "test.jsonl", tests)
-        write_rows(folder / "rows.jsonl", generate_rows(rows, tests, random))
-        command = [sys.executable, "-m", "asterism.actors.cli.main", "data", "clean", str(folder / "rows.jsonl")]
-        command += ["--output", str(folder / "out.jsonl"), "--against", str(folder / "test.jsonl")]
-        began = time.monotonic()
-        peak_mib = measure_peak([*command, "--json", str(folder / "report.json")])
-        seconds = time.monotonic() - began
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        report = json.loads((folder / "report.json").read_bytes())
-        figures = {
-            "rows": rows,
-            "seconds": round(seconds, 2),
-            "cpu_s": round(used.ru_utime + used.ru_stime, 2),
-            "rows_per_s": round(rows / seconds),
-            "peak_mib": round(peak_mib),
-            "kept": report["num_kept"],
-            "removed": report["num_removed"],
-        }
-    print(json.dumps(figures))
+    tests = list(islice(draw_word_problems(random), options.tests))
+    write_rows(folder / "test.jsonl", tests)
+    write_rows(folder / "rows.jsonl", generate_rows(rows, tests, random))
+    command = [sys.executable, "-m", "asterism.actors.cli.main", "data", "clean", str(folder / "rows.jsonl")]
+    command += ["--output", str(folder / "out.jsonl"), "--against", str(folder / "test.jsonl")]
+    began = time.monotonic()
+    peak_mib = measure_peak([*command, "--json", str(folder / "report.json")])
+    seconds = time.monotonic() - began
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    report = json.loads((folder / "report.json").read_bytes())
+    return {
+        "rows": rows,
+        "seconds": round(seconds, 2),
+        "cpu_s": round(used.ru_utime + used.ru_stime, 2),
+        "rows_per_s": round(rows / seconds),
+        "peak_mib": round(peak_mib),
+        "kept": report["num_kept"],
+        "removed": report["num_removed"],
+    }
 
 
 if __name__ == "__main__":
-    main()
+    flags = (Flag("--rows", 1_000_000, quick=5_000), Flag("--tests", 1_000), SEED)
+    benchmark_main(__doc__, measure, *flags, quick="5,000 rows")

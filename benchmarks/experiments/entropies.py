@@ -11,7 +11,6 @@ forking tokens by moment and kind, with standard errors and intervals.
 --quick: one seed, eight trajectories and runs of three short steps, in RUNS-quick.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -26,8 +25,9 @@ from asterism.analysis.entropy.token_kinds import KINDS
 from asterism.analysis.plotting import BLUE, ORANGE, make_figure, save_figure, style_axes
 from asterism.configs.run_folder import RunFolder
 from asterism.engine.learner.checkpoints import list_saved_steps
-from benchmarks.experiments.planned_runs import QUICK, Experiment, plan_runs
-from benchmarks.experiments.variants import run_planned, summarize_figure
+from benchmarks.experiments.planned_runs import Experiment, plan_runs
+from benchmarks.experiments.variants import RUN_FLAGS, prepare_runs, run_planned, summarize_figure
+from benchmarks.support.benchmark_main import Flag, Options, benchmark_main
 
 MOMENTS = ("before RL", "after RL")
 PANELS = (
@@ -36,7 +36,6 @@ PANELS = (
 )
 _COLORS = (BLUE, ORANGE)
 _BAR_WIDTH = 0.38
-_QUICK_TRAJECTORIES = 8
 
 
 def analyze_run(run: Path, step: int, trajectories: int) -> dict[str, Any]:
@@ -82,38 +81,27 @@ def _draw_bars(axes: Axes, summaries: Sequence[Mapping[str, Any]], number: int, 
     axes.bar(places, means, _BAR_WIDTH * 0.9, yerr=(below, above), capsize=3, color=_COLORS[number], label=label)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="seeds 0 to N - 1 (default 5)")
-    parser.add_argument("--trajectories", type=int, default=256, metavar="N", help="trajectories of each run and step")
-    parser.add_argument("--config", type=Path, default=Path("configs/tiny.toml"))
-    parser.add_argument("--runs", type=Path, default=Path("runs/experiments"), metavar="FOLDER")
-    parser.add_argument("--quick", action="store_true", help="one seed, and runs of three short steps")
-    options = parser.parse_args()
-    if options.seeds < 1:
-        parser.error(f"--seeds must be at least 1: {options.seeds}")
-    runs: Path = options.runs.resolve()
-    seeds, trajectories, last = options.seeds, options.trajectories, ()
-    if options.quick:
-        runs, seeds, trajectories, last = runs.with_name(f"{runs.name}-quick"), 1, _QUICK_TRAJECTORIES, QUICK
+def measure(options: Options) -> dict[str, Any]:
+    runs, last = prepare_runs(options)
     folder = runs / "entropies"
-    folder.mkdir(parents=True, exist_ok=True)
-    planned = list(plan_runs(Experiment("", {"roc": ""}), seeds, runs, last=last))
+    folder.mkdir(exist_ok=True)
+    planned = list(plan_runs(Experiment("", {"roc": ""}), options.seeds, runs, last=last))
     for each in planned:
         run_planned(each, options.config)
     trained = [each.folder for each in planned if each.variant]
     steps = [(0, list_saved_steps(RunFolder(run).checkpoints)[-1]) for run in trained]
     figures = {
         moment: summarize_kinds(
-            [analyze_run(run, of_run[place], trajectories) for run, of_run in zip(trained, steps, strict=True)]
+            [analyze_run(run, of_run[place], options.trajectories) for run, of_run in zip(trained, steps, strict=True)]
         )
         for place, moment in enumerate(MOMENTS)
     }
-    print(f"picture: {draw_kinds(figures, seeds, folder / 'kinds.png')}")
-    result = {"seeds": seeds, "trajectories": trajectories, **figures}
+    print(f"picture: {draw_kinds(figures, options.seeds, folder / 'kinds.png')}")
+    result = {"seeds": options.seeds, "trajectories": options.trajectories, **figures}
     (folder / "figures.json").write_text(json.dumps(result, indent=2))
-    print(json.dumps(result))
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    trajectories = Flag("--trajectories", 256, "trajectories of each run and step", quick=8, metavar="N")
+    benchmark_main(__doc__, measure, *RUN_FLAGS, trajectories, quick="one seed, and runs of three short steps")

@@ -16,7 +16,6 @@ Values are null if no run has the figure.
 --quick: one seed and runs of three short steps, in RUNS-quick.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from asterism.analysis.summary_table import read_summary
 from asterism.configs.run_folder import RunFolder
 from benchmarks.experiments.planned_runs import EXPERIMENTS, QUICK, PlannedRun, plan_runs
 from benchmarks.experiments.variant_curves import draw_variants
+from benchmarks.support.benchmark_main import Flag, Options, benchmark_main
 
 FIGURES = (
     *("pass1_start", "pass1_end", "greedy_end", "reward_end", "err_positive_end", "response_tokens_end"),
@@ -112,32 +112,38 @@ def run_experiment(name: str, planned: Sequence[PlannedRun], config: Path, folde
     return figures
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", metavar="NAME", choices=list(EXPERIMENTS), help=", ".join(EXPERIMENTS))
-    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="seeds 0 to N - 1 (default 5)")
-    parser.add_argument("--config", type=Path, default=Path("configs/tiny.toml"))
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="setting for all runs")
-    parser.add_argument("--runs", type=Path, default=Path("runs/experiments"), metavar="FOLDER")
-    parser.add_argument("--quick", action="store_true", help="one seed, and runs of three short steps")
-    options = parser.parse_args()
-    if options.seeds < 1:
-        parser.error(f"--seeds must be at least 1: {options.seeds}")
-    name = options.name
-    folder: Path = options.runs.resolve()
-    seeds, last = options.seeds, ()
+def prepare_runs(options: Options) -> tuple[Path, tuple[str, ...]]:
+    """Make the folder of the runs. Return it, and the last settings of the runs."""
+    runs = options.runs.resolve()
     if options.quick:
-        folder, seeds, last = folder.with_name(f"{folder.name}-quick"), 1, QUICK
-    folder.mkdir(parents=True, exist_ok=True)
-    planned = list(plan_runs(EXPERIMENTS[name], seeds, folder, options.set, last))
+        runs = runs.with_name(f"{runs.name}-quick")
+    runs.mkdir(parents=True, exist_ok=True)
+    return runs, QUICK if options.quick else ()
+
+
+def measure(options: Options) -> dict[str, Any]:
+    name, (folder, last) = options.name, prepare_runs(options)
+    planned = list(plan_runs(EXPERIMENTS[name], options.seeds, folder, options.set, last))
     try:
-        figures = run_experiment(name, planned, options.config, folder / name)
+        return run_experiment(name, planned, options.config, folder / name)
     except (AnalysisError, OSError) as error:
         sys.exit(f"{name}: {error}")
     except subprocess.CalledProcessError as error:
         sys.exit(f"{name}: the run ended with exit code {error.returncode}; the same command continues after a remedy")
-    print(json.dumps(figures))
 
+
+RUN_FLAGS = (
+    Flag("--seeds", 5, "seeds 0 to N - 1", quick=1, least=1, metavar="N"),
+    Flag("--config", Path("configs/tiny.toml")),
+    Flag("--runs", Path("runs/experiments"), metavar="FOLDER"),
+)
 
 if __name__ == "__main__":
-    main()
+    benchmark_main(
+        __doc__,
+        measure,
+        Flag("name", text=", ".join(EXPERIMENTS), choices=list(EXPERIMENTS), metavar="NAME"),
+        *RUN_FLAGS,
+        Flag("--set", [], "setting for all runs", metavar="KEY=VALUE"),
+        quick="one seed, and runs of three short steps",
+    )

@@ -22,9 +22,6 @@ figures in FILE: an interrupted measurement continues. `--budget-s` skips sectio
 the rest of the time. `--quick` uses small models; on a machine without a GPU it runs on the CPU.
 """
 
-import argparse
-import json
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,6 +39,7 @@ from benchmarks.gpu.result_file import (
     send_figures,
 )
 from benchmarks.gpu.sections import GpuSection, list_sections
+from benchmarks.support.benchmark_main import HIDDEN, Flag, FlagError, Options, benchmark_main, choose_names
 
 _FACTS_LIMIT_S = 120.0
 _MARGIN_S = 5.0  # seconds of the budget in which a killed section and this program end
@@ -89,11 +87,14 @@ def run_sections(sections: Mapping[str, GpuSection], shared: SharedOptions) -> t
     return found, skipped
 
 
-def measure(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    sections = select_sections(options, parser)
-    budget_s = float("inf") if options.budget_s is None else options.budget_s
+def measure(options: Options) -> dict[str, Any] | None:
+    if options.section:
+        send_figures(compute_section(options.section, is_quick=options.quick))
+        return None
+    adopt_orphans()
+    sections = select_sections(options)
     facts = {"commit": read_commit(), "quick": options.quick}
-    shared = SharedOptions(options.quick, options.out, time.monotonic() + budget_s, facts)
+    shared = SharedOptions(options.quick, options.out, time.monotonic() + options.budget_s, facts)
     earlier = {} if options.again else read_results(options.out, is_quick=options.quick)
     kept = {name: earlier[name] for name in sections if name in earlier}
     for name, figures in kept.items():
@@ -101,24 +102,19 @@ def measure(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
         print_figures(name, figures)
     machine = run_section(MACHINE, _FACTS_LIMIT_S, shared)
     if machine.get("gpu") == "" and not options.quick:
-        parser.error("no GPU is available; --quick runs small models on the CPU")
+        raise FlagError("no GPU is available; --quick runs small models on the CPU")
     remaining = {name: section for name, section in sections.items() if name not in kept}
     found, skipped = run_sections(remaining, shared)
     by_name = {MACHINE: machine, **kept, **found}
     line: dict[str, Any] = {f"{name}.{key}": value for name, each in by_name.items() for key, value in each.items()}
     if machine.get("gpu"):
         line["gpu"] = machine["gpu"]
-    print(json.dumps({**line, "skipped": skipped, "kept": list(kept)}))
-    return 1 if any(map(has_failed, by_name.values())) else 0
+    return {**line, "skipped": skipped, "kept": list(kept)}
 
 
-def select_sections(options: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, GpuSection]:
-    sections = list_sections(is_quick=options.quick)
-    names = options.only.split(",") if options.only else list(sections)
-    if unknown := set(names) - sections.keys():
-        parser.error(f"--only: unknown section {min(unknown)!r}; known: {', '.join(sections)}")
-    limit_s = options.limit_s
-    chosen = {name: sections[name] for name in names}
+def select_sections(options: Options) -> dict[str, GpuSection]:
+    sections, limit_s = list_sections(is_quick=options.quick), options.limit_s
+    chosen = {name: sections[name] for name in choose_names(options.only, list(sections), "--only: ")}
     return chosen if limit_s is None else {name: each._replace(limit_s=limit_s) for name, each in chosen.items()}
 
 
@@ -134,24 +130,16 @@ def compute_section(name: str, *, is_quick: bool) -> Figures:
     return list_sections(is_quick=is_quick)[name].measure(device)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="append each result to this file, one JSON line each")
-    parser.add_argument(
-        "--budget-s", type=float, metavar="SECONDS", help="skip sections that do not fit into this time"
-    )
-    parser.add_argument("--limit-s", type=float, metavar="SECONDS", help="limit per section, instead of its own limit")
-    parser.add_argument("--only", help="names of sections, separated by commas; they run in this order")
-    parser.add_argument("--again", action="store_true", help="repeat the sections that have figures in --out")
-    parser.add_argument("--section", help=argparse.SUPPRESS)
-    parser.add_argument("--quick", action="store_true", help="small models, also without a GPU")
-    options = parser.parse_args()
-    if options.section:
-        send_figures(compute_section(options.section, is_quick=options.quick))
-        return 0
-    adopt_orphans()
-    return measure(options, parser)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    benchmark_main(
+        __doc__,
+        measure,
+        Flag("--out", kind=Path, metavar="FILE", text="append each result to this file, one JSON line each"),
+        Flag("--budget-s", float("inf"), "skip sections that do not fit into this time", metavar="SECONDS"),
+        Flag("--limit-s", kind=float, metavar="SECONDS", text="limit per section, instead of its own limit"),
+        Flag("--only", text="names of sections, separated by commas; they run in this order"),
+        Flag("--again", False, "repeat the sections that have figures in --out"),
+        Flag("--section", text=HIDDEN),
+        quick="small models, also without a GPU",
+        has_passed=lambda figures: not has_failed(figures),
+    )

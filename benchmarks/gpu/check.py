@@ -23,16 +23,14 @@ in one process. A check that raises an exception, crashes or exceeds --limit-s f
 With `--device cpu`, the CPU is compared with itself: this tests the program. `--quick` has a small vocabulary.
 """
 
-import argparse
 import json
-import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.process_group import adopt_orphans, run_limited
+from benchmarks.support.benchmark_main import HIDDEN, Flag, FlagError, Options, benchmark_main, choose_names
 
 _LIMITS_S = {"cuda": 120.0, "cpu": 600.0}  # seconds between two measured errors; a GPU compiles kernels in this time
 _FINISHED = "finished"  # key of the line after a check's last error
@@ -41,7 +39,7 @@ _FINISHED = "finished"  # key of the line after a check's last error
 # ---------------------------------------------------------------- the process that checks
 
 
-def run_checks(names: Sequence[str], options: argparse.Namespace) -> None:
+def run_checks(names: Sequence[str], options: Options) -> None:
     """Print each error, and append it to the file of results."""
     import torch
 
@@ -69,26 +67,25 @@ def _write_line(file: Any, line: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- the process that starts the checks
 
 
-def run_all(names: Sequence[str], options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def run_all(names: Sequence[str], options: Options) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Run all checks. Return the lines of results, and for each unfinished check the reason."""
     failures: dict[str, str] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        results = Path(folder) / "results.jsonl"
-        remaining = list(names)
-        while remaining:
-            finished = run_limited([*_build_arguments(remaining, options, results)], options.limit_s, progress=results)
-            lines = _read_lines(results)
-            done = {line["check"] for line in lines if _FINISHED in line}
-            remaining = [name for name in remaining if name not in done]
-            if remaining:  # the process ended within the first remaining check
-                name = remaining.pop(0)
-                late = f"no result after {options.limit_s:g} s"
-                failures[name] = late if finished.code is None else finished.last_error
-                print(f"{name:50} FAIL: {failures[name].splitlines()[-1]}", flush=True)
-        return _read_lines(results), failures
+    results = options.scratch / "results.jsonl"
+    remaining = list(names)
+    while remaining:
+        finished = run_limited([*_build_arguments(remaining, options, results)], options.limit_s, progress=results)
+        lines = _read_lines(results)
+        done = {line["check"] for line in lines if _FINISHED in line}
+        remaining = [name for name in remaining if name not in done]
+        if remaining:  # the process ended within the first remaining check
+            name = remaining.pop(0)
+            late = f"no result after {options.limit_s:g} s"
+            failures[name] = late if finished.code is None else finished.last_error
+            print(f"{name:50} FAIL: {failures[name].splitlines()[-1]}", flush=True)
+    return _read_lines(results), failures
 
 
-def _build_arguments(names: Sequence[str], options: argparse.Namespace, results: Path) -> Iterator[str]:
+def _build_arguments(names: Sequence[str], options: Options, results: Path) -> Iterator[str]:
     yield from ("-m", "benchmarks.gpu.check", "--device", options.device, "--results", str(results))
     yield from ("--only", ",".join(names))
     if options.quick:
@@ -112,35 +109,32 @@ def summarize(lines: Sequence[dict[str, Any]], failures: dict[str, str]) -> dict
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="names of checks, separated by commas")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="device to check (default: cuda)")
-    parser.add_argument("--quick", action="store_true", help="a small vocabulary of the output matrix")
-    defaults = ", ".join(f"{limit_s:g} on {device}" for device, limit_s in _LIMITS_S.items())
-    parser.add_argument("--limit-s", type=float, help=f"limit of a measurement (default: {defaults})")
-    parser.add_argument("--results", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+def measure(options: Options) -> dict[str, Any] | None:
     options.limit_s = options.limit_s or _LIMITS_S[options.device]
     if options.results:
         run_checks(options.only.split(","), options)
-        return 0
+        return None
 
     import torch
 
     from benchmarks.gpu.checks.check_table import list_checks
 
     if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("no GPU is available; --device cpu compares the CPU with itself")
-    known = list_checks(is_quick=options.quick)
-    names = options.only.split(",") if options.only else list(known)
-    if unknown := set(names) - known.keys():
-        parser.error(f"--only: unknown check {min(unknown)!r}; known: {', '.join(known)}")
+        raise FlagError("no GPU is available; --device cpu compares the CPU with itself")
+    names = choose_names(options.only, list(list_checks(is_quick=options.quick)), "--only: ")
     adopt_orphans()
-    summary = summarize(*run_all(names, options))
-    print(json.dumps({"device": options.device, "torch": torch.__version__, **summary}))
-    return 0 if summary["passed"] else 1
+    return {"device": options.device, "torch": torch.__version__, **summarize(*run_all(names, options))}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    defaults = ", ".join(f"{limit_s:g} on {device}" for device, limit_s in _LIMITS_S.items())
+    benchmark_main(
+        __doc__,
+        measure,
+        Flag("--only", text="names of checks, separated by commas"),
+        Flag("--device", "cuda", "device to check", choices=("cuda", "cpu")),
+        Flag("--limit-s", kind=float, text=f"limit of a measurement (default: {defaults})"),
+        Flag("--results", kind=Path, text=HIDDEN),
+        quick="a small vocabulary of the output matrix",
+        has_passed=lambda figures: figures["passed"],
+    )

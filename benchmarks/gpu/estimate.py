@@ -16,17 +16,17 @@ Launches overlap with the work of the GPU and are not counted. Keys: MODEL_TOKEN
 besides hidden states and output matrix.
 """
 
-import argparse
 import json
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from asterism.engine.model.model_config import DecoderConfig
+from benchmarks.support.benchmark_main import HIDDEN, Flag, Options, benchmark_main, choose_names
 
 _ROOT = Path(__file__).parents[2]
 CASES = (("1.7B", 8192), ("1.7B", 16_384), ("4B", 8192), ("4B", 16_384))
+NAMES = [f"{model}_{tokens}" for model, tokens in CASES]
 GEMM_FLOPS, ATTENTION_FLOPS, MEMORY_BYTES = 650e12, 330e12, 2.6e12  # FLOP/s and bytes/s
 PEAK_FLOPS, MEASURED_GEMM_FLOPS = 989e12, 798e12
 GPU_BYTES = 80 * 2**30
@@ -96,44 +96,38 @@ def count_head_bytes(config: DecoderConfig, *, is_compiled: bool) -> int:
         return log.memory.peak_bytes - before
 
 
-def count_in_child(name: str, switches: list[str]) -> Figures:
+def count_in_child(name: str, switches: list[str], into: Path) -> Figures:
     """Count in another process, because fake CUDA changes torch for a whole process."""
-    with tempfile.TemporaryDirectory() as folder:
-        into = Path(folder) / "figures.json"
-        flags = ("--count", name, "--into", str(into), *switches)
-        command = [sys.executable, "-m", "benchmarks.support.fake_cuda", "benchmarks.gpu.estimate", *flags]
-        finished = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
-        if finished.returncode:
-            raise SystemExit(f"{name}: {finished.stderr[-2000:]}")
-        return json.loads(into.read_text())
+    flags = ("--count", name, "--into", str(into), *switches)
+    command = [sys.executable, "-m", "benchmarks.support.fake_cuda", "benchmarks.gpu.estimate", *flags]
+    finished = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    if finished.returncode:
+        raise SystemExit(f"{name}: {finished.stderr[-2000:]}")
+    return json.loads(into.read_text())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [f"{model}_{tokens}" for model, tokens in CASES]
-    parser.add_argument("--only", help=f"cases out of {', '.join(names)}")
-    parser.add_argument("--eager", action="store_true", help="without compiled layers and head")
-    parser.add_argument("--quick", action="store_true", help="the first case, with two layers: a test of the program")
-    parser.add_argument("--count", help=argparse.SUPPRESS)
-    parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+def measure(options: Options) -> Figures | None:
     if options.count:
         model, tokens = options.count.split("_")
-        found = count(model, int(tokens), is_compiled=not options.eager, layers=2 if options.quick else 0)
-        options.into.write_text(json.dumps(found))
-        return
-    chosen = options.only.split(",") if options.only else names[:1] if options.quick else names
-    if unknown := set(chosen) - set(names):
-        parser.error(f"--only: unknown case {min(unknown)!r}; known: {', '.join(names)}")
+        counted = count(model, int(tokens), is_compiled=not options.eager, layers=2 if options.quick else 0)
+        options.into.write_text(json.dumps(counted))
+        return None
     found: Figures = {}
-    for name in chosen:
-        switches = [flag for flag, is_set in (("--eager", options.eager), ("--quick", options.quick)) if is_set]
-        figures = count_in_child(name, switches)
+    switches = [flag for flag, is_set in (("--eager", options.eager), ("--quick", options.quick)) if is_set]
+    for name in choose_names(options.only, NAMES, "--only: "):
+        figures = count_in_child(name, switches, options.scratch / "figures.json")
         parts = ", ".join(f"{key[:-3]} {each:.0f}" for key, each in figures.items() if key.endswith("_ms"))
         print(f"{name}: MFU {figures['mfu']:.3f}, checkpointing {figures['checkpointing']}; ms: {parts}", flush=True)
         found |= {f"{name}.{key}": each for key, each in figures.items()}
-    print(json.dumps(found))
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    benchmark_main(
+        __doc__,
+        measure,
+        Flag("--only", text=f"cases out of {', '.join(NAMES)}", quick=NAMES[0]),
+        Flag("--eager", False, "without compiled layers and head"),
+        *(Flag("--count", text=HIDDEN), Flag("--into", kind=Path, text=HIDDEN)),
+        quick="the first case, with two layers: a test of the program",
+    )

@@ -58,9 +58,9 @@ def find_figures(finished: Finished, limit_s: float) -> Figures:
     return {**figures, f"end_{_ERROR}": error} if sent else {_ERROR: error}
 
 
-def has_failed(figures: Figures) -> bool:
-    """Return whether the section or a part of it has an error."""
-    return any(name == _ERROR or name.endswith(f"_{_ERROR}") for name in figures)
+def has_failed(figures: Mapping[str, Any]) -> bool:
+    """Return whether a section or a part of it has an error."""
+    return any(name == _ERROR or name.endswith((f"_{_ERROR}", f".{_ERROR}")) for name in figures)
 
 
 def append_result(path: Path | None, section: str, figures: Figures, seconds: float, facts: Mapping[str, Any]) -> None:

@@ -24,10 +24,21 @@ from asterism.configs.schema.algorithm import EvaluationConfig
 from asterism.configs.schema.run_config import DataConfig, ModelConfig, RunConfig
 from asterism.configs.schema.schema_tree import replace_keys
 from asterism.policies.tools.task_description import TaskDescription
+from benchmarks.support.benchmark_main import Flag, Options
+
+CONFIG = Flag("--config", Path("configs/tiny.toml"))
+CHECKPOINT = Flag("--checkpoint", kind=Path, text="step_000000 of a run; its folder must still have the data")
+SETTINGS = Flag("--set", [], "setting for all runs; may be repeated", metavar="KEY=VALUE")
+_QUICK_SETTINGS = ("rl.prompts=4", "rl.rollouts=8", "sft.batch_size=32", "tiny.num_train_questions=256")
 
 
 class RunUnfinished(Exception):
     """The run ended before its last step. `str(error)` has the reason."""
+
+
+def list_settings(options: Options) -> list[str]:
+    """List the settings of all runs: those of --seed and --quick before those of --set."""
+    return [f"seed={options.seed}", *(_QUICK_SETTINGS if options.quick else ()), *options.set]
 
 
 def run_cold_start(config: Path, settings: Sequence[str], runs: Path) -> Path:

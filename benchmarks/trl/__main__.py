@@ -23,10 +23,7 @@ isolation; the runs execute it in the sandbox.
 Without --checkpoint the benchmark starts with a cold start.
 """
 
-import argparse
-import json
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
@@ -34,24 +31,30 @@ from statistics import mean, median
 from msgspec.structs import replace
 
 from asterism.configs.schema.run_config import RunConfig
-from benchmarks.support.tiny_run import from_checkpoint, run_cold_start, run_over_processes
+from benchmarks.support.benchmark_main import SEED, Flag, FlagError, Options, benchmark_main
+from benchmarks.support.tiny_run import (
+    CHECKPOINT,
+    CONFIG,
+    SETTINGS,
+    from_checkpoint,
+    list_settings,
+    run_cold_start,
+    run_over_processes,
+)
 from benchmarks.trl.trl_run import TrlFailed, build_settings, has_trl, run_trl
 
 REWARD = 0.8
 LAST_STEPS = 5
 MIN_STEPS = 3  # the first and the last step are not measured
 EVERY_ROLLOUT = ("roc.enabled=false", "rl.group_filter=benchmarks.trl.trl_run:accept_any_rewards")
-COLD_START_STEPS, QUICK_COLD_START_STEPS = 300, 40
-QUICK = ("rl.prompts=4", "rl.rollouts=8", "sft.batch_size=32", "tiny.num_train_questions=256")
 
 Steps = Sequence[Mapping[str, float]]
 
 
-def build_runs(options: argparse.Namespace, runs: Path) -> dict[str, RunConfig]:
+def build_runs(options: Options) -> dict[str, RunConfig]:
     """Build the runs by kind, from the checkpoint of a cold start. TRL has a constant learning rate."""
-    settings = [f"seed={options.seed}", *(QUICK if options.quick else ()), *options.set]
-    sft_steps = QUICK_COLD_START_STEPS if options.quick else COLD_START_STEPS
-    sft = [f"sft.steps={sft_steps}", *settings]
+    runs, settings = options.scratch, list_settings(options)
+    sft = [f"sft.steps={40 if options.quick else 300}", *settings]
     checkpoint = options.checkpoint or run_cold_start(options.config, sft, runs)
     threads = [f"{part}.threads={options.threads}" for part in ("engine", "learner")]
     fixed = ["learner.optimizer.final_lr_fraction=1.0", *threads]
@@ -82,9 +85,11 @@ def compute_figures(rounds: Sequence[Steps]) -> dict[str, float | None]:
     }
 
 
-def measure(options: argparse.Namespace, runs: Path) -> dict[str, float | None]:
-    """Measure all kinds. Raises TrlFailed and the errors of benchmarks.support.tiny_run.launch."""
-    configs = build_runs(options, runs)
+def measure(options: Options) -> dict[str, float | None]:
+    """Measure all kinds. Raises FlagError, TrlFailed and the errors of benchmarks.support.tiny_run.launch."""
+    if not has_trl(options.python):
+        raise FlagError(f"--python: {options.python} does not exist or has no TRL; `make trl-environment` installs it")
+    configs = build_runs(options)
     settings = build_settings(configs[""], options.threads)
     rounds: dict[str, list[Steps]] = {kind: [] for kind in (*configs, "trl_")}
     for number in range(1, options.rounds + 1):
@@ -106,32 +111,15 @@ def combine_figures(by_kind: Mapping[str, Mapping[str, float | None]]) -> dict[s
     return {name: None if value is None else round(value, 4) for name, value in named.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, default=Path("configs/tiny.toml"))
-    parser.add_argument("--python", type=Path, default=Path(".venv-trl/bin/python"), help="interpreter with TRL")
-    parser.add_argument("--checkpoint", type=Path, help="step_000000 of a run; its folder must still have the data")
-    parser.add_argument("--rounds", type=int, help="rounds of each kind (2)")
-    parser.add_argument("--steps", type=int, help="steps of each round (20)")
-    parser.add_argument("--threads", type=int, default=2, help="threads of TRL, of the engine and of the learner")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="setting; may be repeated")
-    parser.add_argument("--quick", action="store_true", help="32 rollouts per step, 4 steps, a short cold start")
-    options = parser.parse_args()
-    for name, usual, quick in (("rounds", 2, 1), ("steps", 20, 4)):
-        if getattr(options, name) is None:
-            setattr(options, name, quick if options.quick else usual)
-    if options.steps < MIN_STEPS or options.rounds < 1:
-        parser.error(f"--steps must be at least {MIN_STEPS}, --rounds at least 1")
-    if not has_trl(options.python):
-        parser.error(f"--python: {options.python} does not exist or has no TRL; `make trl-environment` installs it")
-    with tempfile.TemporaryDirectory() as runs:
-        try:
-            figures = measure(options, Path(runs))
-        except TrlFailed as error:
-            sys.exit(f"TRL: {error}; see its output above")
-    print(json.dumps(figures))
-
-
 if __name__ == "__main__":
-    main()
+    benchmark_main(
+        __doc__,
+        measure,
+        *(CONFIG, CHECKPOINT, SEED, SETTINGS),
+        Flag("--python", Path(".venv-trl/bin/python"), "interpreter with TRL"),
+        Flag("--rounds", 2, "rounds of each kind", quick=1, least=1),
+        Flag("--steps", 20, "steps of each round", quick=4, least=MIN_STEPS),
+        Flag("--threads", 2, "threads of TRL, of the engine and of the learner"),
+        quick="32 rollouts per step, 4 steps, a short cold start",
+        expected=(TrlFailed,),
+    )

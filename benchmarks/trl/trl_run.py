@@ -84,5 +84,5 @@ def run_trl(python: Path, settings: TrlSettings) -> list[dict[str, float]]:
         check=False,
     )
     if done.returncode:
-        raise TrlFailed(f"{_PROGRAM.name} in {python} ended with exit code {done.returncode}")
+        raise TrlFailed(f"{_PROGRAM.name} in {python} ended with exit code {done.returncode}; see its output above")
     return json.loads(done.stdout.splitlines()[-1])

@@ -38,16 +38,6 @@ KEYS: dict[str, tuple[str, ...]] = {
         f"{kind}_over_fast_{batch}" for kind in ("strict", "tiles_64", "tiles_16", "tiles_4") for batch in BATCHES
     ),
     "experiments.entropies": ("seeds", "trajectories", "before RL", "after RL"),
-    "experiments.error_classification": (
-        *("programs", "right_programs", "calls", "right_calls", "wrong_calls", "seeds", "differing_calls"),
-        *(
-            f"{rule}_false_{mistake}{unit}"
-            for rule in ("status", "release", "release_defaults")
-            for mistake in ("positive", "negative")
-            for unit in ("s", "_share")
-        ),
-        "wrongly_counted",
-    ),
     "experiments.variants overlong": ("experiment", "seeds", "variants"),
     "gpu": (
         *(

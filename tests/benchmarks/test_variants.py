@@ -10,7 +10,6 @@ import pytest
 
 from asterism.analysis.metrics import read_metrics
 from asterism.configs.load import load_run
-from benchmarks.experiments import entropies, variants
 from benchmarks.experiments.planned_runs import COLD_STARTS, EXPERIMENTS, QUICK, VARIANTS, PlannedRun, plan_runs
 from benchmarks.experiments.variant_curves import draw_variants, stack_seeds
 from benchmarks.experiments.variants import FIGURES, run_planned, summarize_figure, summarize_variants
@@ -112,13 +111,3 @@ def test_the_picture_shows_all_variants(tmp_path: Path) -> None:
     runs = [read_metrics(write_run(tmp_path / f"a_{seed}", [0.1 * seed, 0.3])) for seed in (1, 2)]
     path = draw_variants("title", {"a": runs, "b": runs[::-1]}, 2, tmp_path / "curves.png")
     assert path.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(("program", "arguments"), [(variants, ("roc",)), (entropies, ())])
-def test_an_experiment_without_seeds_is_refused(
-    program: Any, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["experiment", *arguments, "--seeds", "0"])
-    with pytest.raises(SystemExit):
-        program.main()
-    assert "--seeds must be at least 1: 0" in capsys.readouterr().err

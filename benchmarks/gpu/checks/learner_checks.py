@@ -111,7 +111,7 @@ def check_cold_start(device: torch.device) -> Iterator[Measured]:
     """Compare bfloat16 steps with float32 on the CPU: a rank without units, and FSDP units in the learner's group."""
     expected = _run_sft_steps(make_run(torch.device("cpu"), "sft"))
     for kind, offload in (("whole", "none"), ("sharded", "optimizer")):
-        found = _run_sft_steps(make_run(device, "sft", dtype="bfloat16", offload=offload))
+        found = _run_sft_steps(make_run(device, "sft", dtype="bfloat16", **{"memory.offload": offload}))
         for number, (ours, reference) in enumerate(zip(found, expected, strict=True), start=1):
             for name in ("loss", "grad_norm"):
                 error = abs(ours[name] - reference[name]) / abs(reference[name])
@@ -125,7 +125,7 @@ def _run_sft_steps(run: RunConfig) -> list[dict[str, float]]:
 
 def check_offload(device: torch.device) -> Iterator[Measured]:
     """Check weights and moments that move to main memory and back, between two steps in bfloat16."""
-    run = make_run(device, "rl", dtype="bfloat16", offload="between_steps", compile=False)
+    run = make_run(device, "rl", dtype="bfloat16", compile=False, **{"memory.offload": "between_steps"})
     with training(run) as (trainer, ranks):
         trainer.run_rl_step(make_sequences())
         offload = StateOffload(run, ranks)
@@ -147,7 +147,7 @@ def _on_device(state: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
 def check_collectives(device: torch.device) -> Iterator[Measured]:
     """Check that the group of a single rank with FSDP units (NCCL on a GPU) adds and maximizes."""
-    with training(make_run(device, "rl", dtype="bfloat16", offload="optimizer")) as (_, ranks):
+    with training(make_run(device, "rl", dtype="bfloat16", **{"memory.offload": "optimizer"})) as (_, ranks):
         assert ranks.tensor_group is not None
         for name, operation in (("sum", dist.ReduceOp.SUM), ("maximum", dist.ReduceOp.MAX)):
             values = torch.arange(1000, dtype=torch.float64, device=device)

@@ -1,6 +1,5 @@
 """Configures an SGLang server of the tiny model with random weights, on a CPU (configs/tiny_sglang.toml)."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,18 +12,20 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.tiny import TinyConfig
 from asterism.engine.sglang.server.compatibility import ServerRequirements
 from asterism.tasks.tiny.prepare import prepare
+from benchmarks.support.benchmark_main import Flag, Options
 
 ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "configs" / "tiny_sglang.toml"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--python", help="interpreter that has SGLang (default: .venv-sglang/bin/python)")
-    parser.add_argument("--port", type=int, help="port of the server that is started")
+SERVER_FLAGS = (
+    Flag("--python", text="interpreter that has SGLang (default: .venv-sglang/bin/python)"),
+    Flag("--port", kind=int, text="port of the server that is started"),
+)
 
 
 def configure_tiny_server(
-    options: argparse.Namespace,
+    options: Options,
     folder: Path,
     arguments: Sequence[str],
     *,

@@ -1,6 +1,5 @@
 """The order of the sections, the budget, the file of results, and the lengths of sequences."""
 
-import argparse
 import inspect
 import json
 import time
@@ -19,6 +18,7 @@ from benchmarks.gpu.result_file import Figures, append_result, find_figures, has
 from benchmarks.gpu.runs import alternate_advantages
 from benchmarks.gpu.sections import GpuSection, list_sections
 from benchmarks.gpu.training import draw_lengths, make_sequences
+from benchmarks.support.benchmark_main import FlagError, Options
 from benchmarks.support.qwen3_models import read_qwen3
 
 FACTS = {"quick": False, "card": "a card", "torch": "2.11.0", "commit": "abc"}
@@ -74,13 +74,16 @@ def test_sections_run_without_facts_of_the_machine_but_not_without_a_gpu(monkeyp
         return facts[name]
 
     monkeypatch.setattr(program, "run_section", find_result)
-    parser = argparse.ArgumentParser()
-    options = argparse.Namespace(only="head", quick=False, again=False, out=None, budget_s=None, limit_s=None)
-    assert program.measure(options, parser) == 1
+    monkeypatch.setattr(program, "adopt_orphans", lambda: None)
+    fixed = {"only": "head", "quick": False, "again": False, "out": None, "limit_s": None, "section": None}
+    options = Options(**fixed, budget_s=float("inf"))
+    figures = program.measure(options)
+    assert figures is not None
+    assert has_failed(figures)
     assert ran == ["machine", "head"]
     facts["machine"] = {"gpu": ""}
-    with pytest.raises(SystemExit):
-        program.measure(options, parser)
+    with pytest.raises(FlagError, match="no GPU is available"):
+        program.measure(options)
     assert ran == ["machine", "head", "machine"]
 
 
