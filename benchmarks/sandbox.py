@@ -22,9 +22,9 @@ from pathlib import Path
 
 import uvloop
 
-from asterism.sandbox.checks.load_test import NUMPY, PRINT, SYMPY
 from asterism.sandbox.contract import SandboxFailure
 from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
+from asterism.sandbox.load_test import NUMPY, PRINT, SYMPY
 from benchmarks.support.sandbox.executor_burst import compute_latency_figures, run_burst
 from benchmarks.support.sandbox.raw_fork_server import DirectClient
 from benchmarks.support.sandbox.sandbox_backends import ProcessPerCall, build_config, create_host

@@ -15,7 +15,7 @@ from asterism.bus.event_log.reader import read_events
 from asterism.bus.process.scratch_lock import holding_scratch, remove_stale_scratch
 from asterism.bus.transport.curve_auth import load_key
 from asterism.configs.errors import UnusableInput
-from asterism.configs.integrity.file_manifest import MANIFEST_NAME
+from asterism.configs.file_manifest import MANIFEST_NAME
 from asterism.configs.load import list_resume_conflicts, load_run, write_resolved
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig

@@ -17,7 +17,7 @@ from asterism.actors.sinks.contract import BackendRun, MetricSink
 from asterism.actors.sinks.delivery_ledger import DeliveryLedger, NumberedLine
 from asterism.actors.sinks.metric_records import build_record
 from asterism.configs.atomic_write import write_atomically
-from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.file_manifest import check_file
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.machines import SinkName
 from asterism.configs.schema.run_config import RunConfig

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
-from asterism.configs.engines.engine_kinds import ENGINE_KINDS, list_kinds
+from asterism.configs.choices.engine_kinds import ENGINE_KINDS, list_kinds
 from asterism.configs.schema.learner_config import LearnerConfig
 from asterism.configs.schema.schema_tree import (
     Count,

@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from asterism.configs.engines.engine_kinds import ENGINE_KINDS, Servers, list_kinds
+from asterism.configs.choices.engine_kinds import ENGINE_KINDS, Servers, list_kinds
 from asterism.configs.schema.algorithm import (
     EarlyStoppingConfig,
     EvaluationConfig,

@@ -1,6 +1,6 @@
 """A conversation with a model: the decisions of a rollout, for one trajectory that a user continues.
 
-An answer takes the trajectory from the user's text to its end (asterism.tasks.solo.solo_driver). The next text of the user
+An answer takes the trajectory from the user's text to its end (asterism.tasks.solo_driver). The next text of the user
 follows the same tokens, so that a conversation has the token ids of training. The view shows turns, calls and results
 meanwhile.
 """
@@ -34,7 +34,7 @@ from asterism.policies.decider import Send
 from asterism.policies.dialogue.chat_format import TURN_END
 from asterism.policies.rollout import transitions
 from asterism.policies.rollout.trajectory import STEP, Trajectory
-from asterism.tasks.solo.solo_driver import INTERRUPTION, OpeningInterrupted, SoloDriver, SoloEnd, SoloResult, SoloTask
+from asterism.tasks.solo_driver import INTERRUPTION, OpeningInterrupted, SoloDriver, SoloEnd, SoloResult, SoloTask
 
 Message = dict[str, str]  # role and content
 

@@ -20,7 +20,7 @@ from asterism.actors.launch.checks.task_code_checks import (
     list_references,
 )
 from asterism.actors.sinks.contract import check_sinks
-from asterism.configs.engines.engine_kinds import ENGINE_KINDS
+from asterism.configs.choices.engine_kinds import ENGINE_KINDS
 from asterism.configs.errors import UnusableInput, format_bytes
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
@@ -28,8 +28,8 @@ from asterism.configs.schema.tasks import TaskConfig
 from asterism.engine.data.datasets import QuestionReport, make_training_report
 from asterism.engine.data.task_inputs import build_renderer
 from asterism.engine.engine_code import load_engine_code
-from asterism.engine.learner.checkpoints import is_resumable, read_trainer_state
-from asterism.engine.model.lora.lora_options import (
+from asterism.engine.learner.checkpoints.checkpoint_folders import is_resumable, read_trainer_state
+from asterism.engine.model.lora_options import (
     LoraOptions,
     check_lora_targets,
     count_trained_parameters,

@@ -17,7 +17,7 @@ from asterism.actors.launch.claim_run_folder import (
 )
 from asterism.bus.transport.curve_auth import generate_key
 from asterism.configs.errors import UnusableInput
-from asterism.configs.integrity.file_manifest import MANIFEST_NAME
+from asterism.configs.file_manifest import MANIFEST_NAME
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.algorithm import EvaluationConfig

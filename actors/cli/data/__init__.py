@@ -1,1 +1,0 @@
-"""`asterism data`: its subcommands."""

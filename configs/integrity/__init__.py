@@ -1,1 +1,0 @@
-"""Finding damaged files: manifests of digests."""
