@@ -147,6 +147,10 @@ class TestErrors:
                 '[dialogue]\ntools = ["jupyter_code", "x"]',
                 '`dialogue.tools[1]` must be one of "jupyter_code", "python_code_with_standard_io", got "x"',
             ),
+            (
+                'metrics.sinks = ["wandb", "visdom"]',
+                '`metrics`: sinks[1] must be one of "tensorboard", "wandb", "mlflow", "trackio", got "visdom"',
+            ),
             ("rl = 3", "`rl` must be a table, got 3"),
             ("tiny = []", "`tiny` must be a table, got []"),
         ],
