@@ -8,11 +8,14 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from asterism.configs.choices.sink_kinds import SINK_KINDS
 from asterism.configs.load import list_differences, load_run
 from asterism.configs.loading.config_layers import ConfigError
 from asterism.configs.schema.algorithm import RlConfig, RocConfig, Sampling
 from asterism.configs.schema.run_config import DataConfig, RunConfig
 from asterism.configs.schema.tiny import TinyConfig
+
+KNOWN_SINKS = ", ".join(f'"{name}"' for name in SINK_KINDS)
 
 
 @pytest.fixture
@@ -149,7 +152,7 @@ class TestErrors:
             ),
             (
                 'metrics.sinks = ["wandb", "visdom"]',
-                '`metrics`: sinks[1] must be one of "tensorboard", "wandb", "mlflow", "trackio", got "visdom"',
+                f'`metrics`: sinks[1] must be one of {KNOWN_SINKS}, got "visdom"',
             ),
             ("rl = 3", "`rl` must be a table, got 3"),
             ("tiny = []", "`tiny` must be a table, got []"),
