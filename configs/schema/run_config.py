@@ -11,6 +11,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from asterism.configs.choices.engine_kinds import ENGINE_KINDS, Servers, list_kinds
+from asterism.configs.choices.optimizer_kinds import OPTIMIZER_KINDS
 from asterism.configs.schema.algorithm import (
     EarlyStoppingConfig,
     EvaluationConfig,
@@ -180,6 +181,12 @@ class RunConfig(Section, frozen=True):
         return max(2, self.rl.max_staleness + (2 if any(self.evaluation.intervals) else 1))
 
     @property
+    def optimizer_moments(self) -> int:
+        """Numbers that the optimizers of the run keep for each trained parameter, at most."""
+        names = [self.learner.optimizer.name] + [self.sft.optimizer] * self.sft.is_enabled
+        return max(OPTIMIZER_KINDS[name].moments for name in names)
+
+    @property
     def acceptance(self) -> Acceptance:
         """reward.accept, which all tasks share."""
         return self.resolved_tasks[0].get_reward().accept
@@ -339,7 +346,7 @@ def _require_useful_offload(learner: LearnerConfig, sft: SftConfig, sglang: SGLa
         '"optimizer" to train in less memory',
     )
     require(
-        learner.memory.offload != "optimizer" or not sft.is_enabled or sft.optimizer != "muon",
+        learner.memory.offload != "optimizer" or not sft.is_enabled or OPTIMIZER_KINDS[sft.optimizer].updates_on_cpu,
         'learner.memory.offload = "optimizer" needs sft.optimizer = "adamw": Muon multiplies whole matrices, which takes too long '
         "on a CPU",
     )

@@ -35,7 +35,7 @@ SECTIONS: dict[str, type[Section]] = {
 # Keys that do not change the mathematics of training, or have no counterpart in report and release.
 OTHER_KEYS = {
     *("dialogue.renderer", "dialogue.renderer_parameters"),  # a model family's own chat format
-    "dialogue.tool_call_format",  # has one value
+    *("dialogue.tool_call_format", "learner.optimizer.name"),  # have one value
     *("sft.data", "sft.mixture", "sft.max_bad_rows"),
     *("sft.validation", "sft.validation_share", "sft.validation_every"),  # measure a loss, and change no update
     *("reward.weights", "reward.time_limit_s", "evaluation.success"),  # of reward functions
