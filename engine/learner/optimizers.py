@@ -99,22 +99,24 @@ class OptimizerOptions(NamedTuple):
     muon_lr: float = 0.0  # of the cold start
 
 
-Parameters = Mapping[str, nn.Parameter]  # the trained ones, by name
+Parameters = Mapping[str, nn.Parameter]  # by name
 BuildOptimizers = Callable[[Parameters, OptimizerOptions], list[Optimizer]]
 
 
 def build_sft_optimizers(model: nn.Module, sft: SftConfig) -> list[Optimizer]:
-    return _build(model, sft.optimizer, OptimizerOptions(sft.lr, (0.9, 0.95), sft.weight_decay, sft.muon_lr))
+    """Build the optimizers of all parameters. A learner that resumes RL with adapters has frozen ones here, too."""
+    options = OptimizerOptions(sft.lr, (0.9, 0.95), sft.weight_decay, sft.muon_lr)
+    return _get_builder(sft.optimizer)(dict(model.named_parameters()), options)
 
 
 def build_rl_optimizers(model: nn.Module, learner: LearnerConfig) -> list[Optimizer]:
     config = learner.optimizer
-    return _build(model, config.name, OptimizerOptions(config.lr, config.betas, config.weight_decay))
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    return _get_builder(config.name)(trained, OptimizerOptions(config.lr, config.betas, config.weight_decay))
 
 
-def _build(model: nn.Module, name: str, options: OptimizerOptions) -> list[Optimizer]:
-    build: BuildOptimizers = pkgutil.resolve_name(OPTIMIZER_KINDS[name].code)
-    return build({name: each for name, each in model.named_parameters() if each.requires_grad}, options)
+def _get_builder(name: str) -> BuildOptimizers:
+    return pkgutil.resolve_name(OPTIMIZER_KINDS[name].code)
 
 
 def build_adamw(parameters: Parameters, options: OptimizerOptions) -> list[Optimizer]:
