@@ -1,8 +1,7 @@
 """What a metric sink is, and how the sinks of asterism.configs.choices.sink_kinds are opened."""
 
 import importlib.util
-import pkgutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -53,9 +52,6 @@ class MetricSink(Protocol):
     def close(self) -> None: ...
 
 
-OpenSink = Callable[[BackendRun], MetricSink]  # the type of the function that a sink's record names
-
-
 def _hide_secrets(value: Any) -> Any:
     if isinstance(value, dict):
         table = cast("dict[str, Any]", value)
@@ -79,8 +75,7 @@ def _flatten(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 def open_sink(name: str, run: BackendRun) -> MetricSink:
     """Imports the sink's package, which takes up to seconds, and connects to its backend, which may block."""
-    open_run: OpenSink = pkgutil.resolve_name(SINK_KINDS[name].code)
-    return open_run(run)
+    return importlib.import_module(f"asterism.actors.sinks.{name}_sink").open_run(run)
 
 
 def check_sinks(names: Sequence[str]) -> Sequence[str]:

@@ -7,13 +7,10 @@ class OptimizerKind(NamedTuple):
     code: str  # the function that builds it: asterism.engine.learner.optimizers.BuildOptimizers
     moments: int  # float32 numbers that it keeps for each trained parameter, at most
     trains_policy: bool = True  # in RL; otherwise only in the cold start
-    updates_on_cpu: bool = True  # fast enough for learner.memory.offload = "optimizer"
 
 
 OPTIMIZER_KINDS = {
     "adamw": OptimizerKind("asterism.engine.learner.optimizers:build_adamw", moments=2),
     # Its full-rank updates are too coarse for the small changes of RL. AdamW trains the other parameters.
-    "muon": OptimizerKind(
-        "asterism.engine.learner.optimizers:build_muon", moments=2, trains_policy=False, updates_on_cpu=False
-    ),
+    "muon": OptimizerKind("asterism.engine.learner.optimizers:build_muon", moments=2, trains_policy=False),
 }

@@ -1,22 +1,17 @@
-"""The metric sinks: one record for each name in metrics.sinks. A further sink is one record here and a module (docs/metrics.md)."""
+"""The metric sinks: one record for each name in metrics.sinks, and the module NAME_sink in asterism.actors.sinks."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 
 class SinkKind(NamedTuple):
-    code: str  # the function that opens it: asterism.actors.sinks.contract.OpenSink
     store: str  # its file or folder in the run's folder, if the configuration names no other place
     packages: Sequence[str] = ()  # that it imports; the extra of its name in pyproject.toml installs them
 
 
 SINK_KINDS = {
-    "tensorboard": SinkKind(
-        "asterism.actors.sinks.tensorboard_sink:open_run", store="tensorboard", packages=("tensorboard",)
-    ),
-    "wandb": SinkKind("asterism.actors.sinks.wandb_sink:open_run", store="wandb", packages=("wandb",)),
-    "mlflow": SinkKind(
-        "asterism.actors.sinks.mlflow_sink:open_run", store="mlflow.db", packages=("mlflow", "sqlalchemy", "alembic")
-    ),
-    "trackio": SinkKind("asterism.actors.sinks.trackio_sink:open_run", store="trackio", packages=("trackio",)),
+    "tensorboard": SinkKind("tensorboard", ("tensorboard",)),
+    "wandb": SinkKind("wandb", ("wandb",)),
+    "mlflow": SinkKind("mlflow.db", ("mlflow", "sqlalchemy", "alembic")),
+    "trackio": SinkKind("trackio", ("trackio",)),
 }

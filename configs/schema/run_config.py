@@ -346,7 +346,7 @@ def _require_useful_offload(learner: LearnerConfig, sft: SftConfig, sglang: SGLa
         '"optimizer" to train in less memory',
     )
     require(
-        learner.memory.offload != "optimizer" or not sft.is_enabled or OPTIMIZER_KINDS[sft.optimizer].updates_on_cpu,
+        learner.memory.offload != "optimizer" or not sft.is_enabled or sft.optimizer != "muon",
         'learner.memory.offload = "optimizer" needs sft.optimizer = "adamw": Muon multiplies whole matrices, which takes too long '
         "on a CPU",
     )
