@@ -8,7 +8,7 @@ import msgspec
 
 from asterism.bus.messages import AnyMessage, HealthReported, MetricsRecorded
 from asterism.configs.atomic_write import raising_disk_errors, write_atomically
-from asterism.engine.learner.best_checkpoint import BestCheckpointFile, EvaluationResult
+from asterism.engine.learner.checkpoints.best_checkpoint import BestCheckpointFile, EvaluationResult
 
 
 class MetricsFile:

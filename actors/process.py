@@ -44,7 +44,7 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.contract import Engine, EngineFailure
 from asterism.engine.data.task_inputs import read_task_descriptions
 from asterism.engine.engine_code import EngineStart, load_engine_code
-from asterism.engine.learner.best_checkpoint import BestCheckpointFile
+from asterism.engine.learner.checkpoints.best_checkpoint import BestCheckpointFile
 from asterism.policies.evaluation_recipe import EVALUATED_VERSION
 from asterism.policies.observers import StepObserver, TrajectoryObserver
 from asterism.policies.rollout.rollout import Rollout

@@ -1,1 +1,1 @@
-"""Reads a run's logs and metrics: curves, tables, comparisons, simulations."""
+"""Reads a run's logs and metrics: curves, tables, entropies, comparisons, what-if, simulations."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from asterism.configs.errors import UnusableInput
-from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.file_manifest import check_file
 from asterism.configs.run_folder import RunFolder
 
 Rows = Sequence[Mapping[str, Any]]

@@ -12,11 +12,11 @@ from asterism.analysis.metric_lines import compute_mean, compute_token_rate, lis
 from asterism.bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
 from asterism.bus.event_log.reader import decode_event, list_removed_events, read_events
 from asterism.bus.messages import StartGroup
-from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.file_manifest import check_file
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.task_inputs import read_task_descriptions
-from asterism.engine.learner.best_checkpoint import read_best_checkpoint
+from asterism.engine.learner.checkpoints.best_checkpoint import read_best_checkpoint
 from asterism.engine.model.weight_files import count_parameters
 from asterism.policies.tools.task_description import has_binary_reward
 

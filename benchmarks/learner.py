@@ -37,9 +37,9 @@ from asterism.configs.schema.algorithm import RlConfig
 from asterism.configs.schema.learner_config import LearnerConfig, LossConfig, MemoryConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.tiny import TinyConfig
+from asterism.engine.learner.batches.packing import split_micro_batches
 from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
 from asterism.engine.learner.distributed import RankGroup, join_ranks, leave_ranks
-from asterism.engine.learner.micro_batches.packing import split_micro_batches
 from asterism.engine.learner.sharding import shard_model
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights

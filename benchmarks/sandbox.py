@@ -20,9 +20,9 @@ from pathlib import Path
 
 import uvloop
 
-from asterism.sandbox.checks.load_test import NUMPY, PRINT, SYMPY
 from asterism.sandbox.contract import SandboxFailure
 from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
+from asterism.sandbox.load_test import NUMPY, PRINT, SYMPY
 from benchmarks.support.benchmark_main import Flag, Options, benchmark_main, show_figures
 from benchmarks.support.sandbox.executor_burst import compute_latency_figures, run_burst
 from benchmarks.support.sandbox.raw_fork_server import DirectClient

@@ -1,4 +1,4 @@
-"""Defines the entry of an engine kind's package, which asterism.configs.engines.engine_kinds names.
+"""Defines the entry of an engine kind's package, which asterism.configs.choices.engine_kinds names.
 
 A module with an EngineCode imports no torch. Parts that need torch, or that few commands use, are import paths.
 """
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from asterism.configs.engines.engine_kinds import ENGINE_KINDS, Servers
+from asterism.configs.choices.engine_kinds import ENGINE_KINDS, Servers
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.contract import Engine

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from asterism.bus.event_log.records import compute_checksum
-from asterism.configs.integrity.file_manifest import MANIFEST_NAME
+from asterism.configs.file_manifest import MANIFEST_NAME
 
 
 @contextmanager

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from asterism.configs.choices.sink_kinds import SINK_KINDS
+
 ROOT = Path(__file__).parent.parent
 LAYERS = ("configs", "bus", "policies", "sandbox", "engine", "tasks", "actors", "analysis")
 
@@ -63,6 +65,11 @@ def test_every_required_package_has_a_pin_that_meets_its_requirement(project: di
         version = pinned[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(version), f"{requirement} is pinned to {version}"
         assert "+" not in version, f"{requirement.name} is pinned to one build of a version"
+
+
+def test_every_sink_with_packages_has_an_extra_of_its_name(project: dict[str, Any]):
+    with_packages = {name for name, sink in SINK_KINDS.items() if sink.packages}
+    assert with_packages <= set(project["project"]["optional-dependencies"])
 
 
 def test_every_target_of_the_makefile_that_runs_something_installs_first():

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from asterism.actors.cli.analyze.analyze_app import analyze_app
+from asterism.actors.cli.analyze_app import analyze_app
 from asterism.actors.cli.chat.chat_command import KeyOption, ModelOption, TokenizerOption, chat
 from asterism.actors.cli.console import ending_without_output, escape_controls, hide_library_warnings, make_console
-from asterism.actors.cli.data.data_commands import data_app
+from asterism.actors.cli.data_commands import data_app
 from asterism.actors.cli.log.subcommands import JsonOption, RunArgument, SetOption, log_app
 from asterism.actors.cli.metrics_commands import metrics_app
 from asterism.actors.cli.sandbox_app import ConfigOption, sandbox_app

@@ -8,17 +8,16 @@ from rich.markup import escape
 
 from asterism.actors.cli.console import make_console
 from asterism.actors.cli.log.subcommands import RunArgument, SetOption, open_run_folder
+from asterism.configs.choices.sink_kinds import SINK_KINDS
 
-metrics_app = typer.Typer(
-    help="Deliver the metrics of a run to TensorBoard, W&B, MLflow or Trackio.", no_args_is_help=True
-)
+metrics_app = typer.Typer(help="Deliver the metrics of a run to sinks, such as TensorBoard.", no_args_is_help=True)
 
 SinkOption = Annotated[
     list[str] | None,
     typer.Option(
         "--sink",
         metavar="SINK",
-        help="tensorboard, wandb, mlflow or trackio; may be repeated (default: metrics.sinks of the run).",
+        help=f"{', '.join(SINK_KINDS)}; may be repeated (default: metrics.sinks of the run).",
     ),
 ]
 
@@ -32,7 +31,7 @@ def accept_no_options() -> None:
 def sync(run: RunArgument, sink: SinkOption = None, override: SetOption = None) -> None:
     """Deliver the records that a sink has not received: after an outage, or to a sink that the run did not have.
 
-    --set changes keys of [metrics], such as metrics.project. Exit with 1 if a sink fails.
+    --set changes keys such as metrics.project. Exit with 1 if a sink fails.
     """
     from asterism.actors.launch.metric_sinks import build_sink_argv
     from asterism.actors.sinks.contract import check_sinks

@@ -26,8 +26,11 @@ from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.dialogue.tool_results import format_result
-from asterism.sandbox.checks.escape_test import EscapeFinding, run_escape_attempts
-from asterism.sandbox.checks.load_test import (
+from asterism.sandbox.contract import CodeResult, Isolation, Sandbox, SandboxFailure
+from asterism.sandbox.escape_test import EscapeFinding, run_escape_attempts
+from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
+from asterism.sandbox.isolation import format_isolation
+from asterism.sandbox.load_test import (
     NUMPY,
     PRINT,
     SYMPY,
@@ -36,9 +39,6 @@ from asterism.sandbox.checks.load_test import (
     measure_programs,
     run_burst,
 )
-from asterism.sandbox.contract import CodeResult, Isolation, Sandbox, SandboxFailure
-from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
-from asterism.sandbox.isolation import format_isolation
 from asterism.sandbox.select_backend import make_sandbox
 
 _BENCHMARK_CALLS = (PRINT, NUMPY, SYMPY)

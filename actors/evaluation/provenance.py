@@ -13,7 +13,7 @@ from asterism.actors.engines.checkpoint_argument import CheckpointArgument
 from asterism.actors.evaluation.evaluation_run import DEFAULT_SET, hash_files
 from asterism.configs.atomic_write import write_atomically
 from asterism.configs.errors import UnusableInput
-from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.file_manifest import check_file
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.algorithm import EvaluationSetConfig
 from asterism.configs.schema.run_config import RunConfig

@@ -14,8 +14,9 @@ from asterism.actors.launch.run_manifest import check_run_files, remove_run_mani
 from asterism.bus.event_log.reader import read_events
 from asterism.bus.process.scratch_lock import holding_scratch, remove_stale_scratch
 from asterism.bus.transport.curve_auth import load_key
+from asterism.configs.choices.sink_kinds import SINK_KINDS
 from asterism.configs.errors import UnusableInput
-from asterism.configs.integrity.file_manifest import MANIFEST_NAME
+from asterism.configs.file_manifest import MANIFEST_NAME
 from asterism.configs.load import list_resume_conflicts, load_run, write_resolved
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
@@ -151,10 +152,6 @@ def _delete_content(folder: RunFolder) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-# While the run has no line of metrics, these stores of sinks have no record.
-_STORES_OF_SINKS = ("tensorboard", "wandb", "mlflow.db", "trackio")
-
-
 def _has_begun(folder: RunFolder) -> bool:
     """Return whether the folder has a checkpoint, an event, or a file that no failed start leaves."""
     left_by_failed_start = {
@@ -163,7 +160,8 @@ def _has_begun(folder: RunFolder) -> bool:
         folder.path / MANIFEST_NAME,
         folder.data_digests,
         *(folder.logs, folder.events, folder.data, folder.checkpoints, folder.batches, folder.path / "isolation"),
-        *(folder.sinks, *(folder.path / name for name in _STORES_OF_SINKS)),
+        # Without a line of metrics a sink's store has no record.
+        *(folder.sinks, *(folder.path / sink.store for sink in SINK_KINDS.values())),
     }
     made_at_start = folder.metrics, folder.answers  # both files are empty at the start
     left = {path for path in folder.path.iterdir() if path not in made_at_start or path.stat().st_size}

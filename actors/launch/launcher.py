@@ -66,7 +66,7 @@ from asterism.configs.errors import EXIT_UNUSABLE
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.batches.batch_journal import BatchJournal
-from asterism.engine.learner.checkpoints import delete_checkpoints_after
+from asterism.engine.learner.checkpoints.checkpoint_folders import delete_checkpoints_after
 
 RunEnding = Literal["finished", "interrupted"]
 

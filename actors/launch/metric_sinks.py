@@ -21,17 +21,16 @@ from asterism.bus.process.exit_reason import load_exit_reason
 from asterism.bus.process.waiting import wait_for_first
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema.machines import SinkName
 from asterism.configs.schema.run_config import RunConfig
 
 FIRST_PAUSE_S = 1.0  # seconds before a sink is restarted; doubled for each further failure in the run
 LONGEST_PAUSE_S = 60.0
 QUIET_S = 3.0  # seconds at the end of a run before a line names the sinks that are late
 
-BuildArgv = Callable[[SinkName, bool], Sequence[str]]
+BuildArgv = Callable[[str, bool], Sequence[str]]
 
 
-def build_sink_argv(folder: RunFolder, name: SinkName, follow: bool) -> list[str]:
+def build_sink_argv(folder: RunFolder, name: str, follow: bool) -> list[str]:
     """Build the command line. With `follow` the sink waits for further records until SIGTERM."""
     module = [sys.executable, "-P", "-m", "asterism.actors.sinks.sink_process", name, "--run-folder", str(folder.path)]
     return [*module, "--follow"] if follow else module
@@ -51,8 +50,8 @@ class MetricSinks:
         self._build_argv = build_argv
         self._children = ChildProcesses(folder)
         self._has_ended = asyncio.Event()
-        self._tasks: dict[SinkName, asyncio.Task[None]] = {}
-        self._causes: dict[SinkName, str] = {}  # cause of the last death, by sink
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._causes: dict[str, str] = {}  # of the last death of each sink
         self._logger = structlog.get_logger()
 
     def start(self) -> None:
@@ -84,7 +83,7 @@ class MetricSinks:
             await self._children.kill(child.name)
         await asyncio.to_thread(self._report)
 
-    async def _keep_running(self, name: SinkName) -> None:
+    async def _keep_running(self, name: str) -> None:
         """Restart the sink until all records are delivered. The pause grows with each failure and is never reset."""
         for failures in count():
             follow = not self._has_ended.is_set()
@@ -99,7 +98,7 @@ class MetricSinks:
                 self._record_death(name, child)
                 await self._pause(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**failures))
 
-    def _record_death(self, name: SinkName, child: ChildProcess) -> None:
+    def _record_death(self, name: str, child: ChildProcess) -> None:
         reason = load_exit_reason(child.exit_reason_path)
         cause = reason.text if reason is not None else describe_exit(child)
         if name not in self._causes:

@@ -11,7 +11,7 @@ import structlog
 
 from asterism.configs.atomic_write import DiskError
 from asterism.configs.errors import UnusableInput
-from asterism.configs.integrity.file_manifest import MANIFEST_NAME, find_damage, write_manifest
+from asterism.configs.file_manifest import MANIFEST_NAME, find_damage, write_manifest
 from asterism.configs.run_folder import RunFolder
 
 _SINGLE_FILES = ("config.toml", "boots", "nodes", "checkpoints/best.json")

@@ -15,7 +15,7 @@ import msgspec
 from asterism.bus.event_log.reader import decode_event, read_events
 from asterism.bus.messages import StartGroup
 from asterism.configs.atomic_write import write_atomically
-from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.file_manifest import check_file
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.groups.evaluation_questions import EvaluationQuestions

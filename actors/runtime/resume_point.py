@@ -10,7 +10,7 @@ from asterism.bus.messages import BufferCursor, StepCollected, StepOutcome
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
-from asterism.engine.learner.checkpoints import (
+from asterism.engine.learner.checkpoints.checkpoint_folders import (
     find_training_damage,
     is_resumable,
     list_saved_steps,

@@ -18,7 +18,7 @@ from asterism.actors.runtime.logged_problems import (
 from asterism.bus.addresses import ARBITER, HEAD, RECIPE, ROLLOUT, is_generator, name_executor, name_generator
 from asterism.bus.bus import Bus
 from asterism.bus.messages import EngineLeft, ids_to_bytes
-from asterism.configs.engines.engine_kinds import ENGINE_KINDS
+from asterism.configs.choices.engine_kinds import ENGINE_KINDS
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.tasks import TaskConfig

@@ -1,28 +1,21 @@
 """The contract of a metric sink, and the sinks by name."""
 
-import importlib
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, cast
 
 import msgspec
 from msgspec import to_builtins
 
 from asterism.actors.sinks.metric_records import MetricRecord
+from asterism.configs.choices.sink_kinds import SINK_KINDS
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema.machines import SinkName
 from asterism.configs.schema.run_config import RunConfig
 
 # These tables have variables of processes (sglang, tasks), and arguments of the user's code (tasks).
 SECRET_TABLES = ("environment", "variables", "parameters")
 HIDDEN = "(hidden)"
-PACKAGES: Mapping[SinkName, Sequence[str]] = {
-    "tensorboard": ("tensorboard",),
-    "wandb": ("wandb",),
-    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
-    "trackio": ("trackio",),
-}
 
 
 class BackendRun(msgspec.Struct, frozen=True):
@@ -80,21 +73,19 @@ def _flatten(value: Any, path: str) -> Iterator[tuple[str, str]]:
         yield path, str(value)
 
 
-def open_sink(name: SinkName, run: BackendRun) -> MetricSink:
+def open_sink(name: str, run: BackendRun) -> MetricSink:
     """Import the sink's package, which takes up to seconds, and connect to its backend, which may block."""
-    module = importlib.import_module(f"asterism.actors.sinks.{name}_sink")
-    return module.open_run(run)
+    return importlib.import_module(f"asterism.actors.sinks.{name}_sink").open_run(run)
 
 
-def check_sinks(names: Sequence[str]) -> list[SinkName]:
+def check_sinks(names: Sequence[str]) -> Sequence[str]:
     """Return the names. Raises UnusableInput for an unknown sink, and without its packages. Imports no package."""
-    known: dict[str, SinkName] = {name: name for name in PACKAGES}
     for name in names:
-        if name not in known:
-            raise UnusableInput(f'"{name}" is no sink; known: {", ".join(known)}')
-        missing = [package for package in PACKAGES[known[name]] if importlib.util.find_spec(package) is None]
+        if name not in SINK_KINDS:
+            raise UnusableInput(f'"{name}" is no sink; known: {", ".join(SINK_KINDS)}')
+        missing = [package for package in SINK_KINDS[name].packages if importlib.util.find_spec(package) is None]
         if missing:
             raise UnusableInput(
                 f'"{name}" needs the package {missing[0]}, which is not installed: pip install "asterism[{name}]"'
             )
-    return [known[name] for name in names]
+    return names

@@ -17,9 +17,8 @@ from asterism.actors.sinks.contract import BackendRun, MetricSink
 from asterism.actors.sinks.delivery_ledger import DeliveryLedger, NumberedLine
 from asterism.actors.sinks.metric_records import build_record
 from asterism.configs.atomic_write import write_atomically
-from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.file_manifest import check_file
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema.machines import SinkName
 from asterism.configs.schema.run_config import RunConfig
 
 POLL_S = 0.5  # seconds between two reads of metrics.jsonl
@@ -51,7 +50,7 @@ class MetricLines:
         return complete.splitlines()
 
 
-def deliver(folder: RunFolder, name: SinkName, open_sink: Callable[[], MetricSink], wait: WaitForLines) -> None:
+def deliver(folder: RunFolder, name: str, open_sink: Callable[[], MetricSink], wait: WaitForLines) -> None:
     """Deliver all lines. Raises UnusableInput if another process delivers, and errors of the sink."""
     lines = MetricLines(folder.metrics)
     with DeliveryLedger(get_ledger_path(folder, name)) as ledger:
@@ -115,11 +114,11 @@ def load_backend_run(run: RunConfig, folder: RunFolder) -> BackendRun:
     return BackendRun((folder.sinks / IDENTITY).read_text(), run, folder)
 
 
-def count_undelivered(folder: RunFolder, name: SinkName) -> tuple[int, int]:
+def count_undelivered(folder: RunFolder, name: str) -> tuple[int, int]:
     """Return (undelivered records, all records)."""
     lines = MetricLines(folder.metrics).read_new()
     return DeliveryLedger(get_ledger_path(folder, name)).count_undelivered(lines), len(lines)
 
 
-def get_ledger_path(folder: RunFolder, name: SinkName) -> Path:
+def get_ledger_path(folder: RunFolder, name: str) -> Path:
     return folder.sinks / f"{name}.jsonl"

@@ -7,14 +7,13 @@ without this flag.
 import os
 import sys
 from functools import partial
-from typing import get_args
 
 from asterism.actors.sinks.contract import open_sink
 from asterism.actors.sinks.delivery import deliver, load_backend_run, make_wait_until_terminated
 from asterism.bus.process.process_main import make_process_parser, run_process_main
+from asterism.configs.choices.sink_kinds import SINK_KINDS
 from asterism.configs.load import load_with_overrides
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema.machines import SinkName
 
 NICENESS = 10  # the run's processes have precedence
 # These variables stop the packages' reports about their own use.
@@ -31,7 +30,7 @@ def name_sink_process(sink: str) -> str:
 
 def main() -> int:
     parser = make_process_parser("asterism.actors.sinks.sink_process", "Delivers the records of a run to one sink.")
-    parser.add_argument("name", choices=get_args(SinkName))
+    parser.add_argument("name", choices=tuple(SINK_KINDS))
     parser.add_argument("--follow", action="store_true", help="wait for further records until SIGTERM")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of [metrics]")
     arguments = parser.parse_args()

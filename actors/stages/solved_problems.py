@@ -13,7 +13,7 @@ import msgspec
 from asterism.bus.addresses import HEAD, ROLLOUT
 from asterism.configs.atomic_write import replacing_file
 from asterism.configs.errors import UnusableInput
-from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.file_manifest import check_file
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.success import SuccessRule
 from asterism.engine.data.datasets import RowLayout, make_training_report, read_problems

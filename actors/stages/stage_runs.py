@@ -15,7 +15,7 @@ from asterism.configs.loading.stage_layers import StageConfig
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.task_inputs import get_row_layout, read_task_descriptions
-from asterism.engine.learner.checkpoints import list_saved_steps
+from asterism.engine.learner.checkpoints.checkpoint_folders import list_saved_steps
 
 
 class FinishedStage(NamedTuple):

@@ -31,7 +31,7 @@ from asterism.configs.load import list_resume_conflicts, load_run
 from asterism.configs.loading.stage_layers import StageConfig
 from asterism.configs.run_folder import RunFolder, StagesFolder
 from asterism.configs.schema.run_config import RunConfig
-from asterism.engine.learner.checkpoints import list_saved_steps
+from asterism.engine.learner.checkpoints.checkpoint_folders import list_saved_steps
 
 Stages = Sequence[tuple[StageConfig, RunConfig]]  # at least one stage
 RunStage = Callable[[RunConfig, bool], int]  # gets whether to resume the run; returns the exit code

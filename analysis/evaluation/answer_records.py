@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from asterism.bus.messages import Ending
 from asterism.configs.errors import UnusableInput
-from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.file_manifest import check_file
 
 Line = TypeVar("Line")
 AnswerEnding = Literal[Ending, "failed"]  # failed: an infrastructure failure ended the answer; it has no result

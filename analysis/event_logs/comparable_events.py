@@ -34,7 +34,7 @@ from asterism.bus.messages import (
     WeightsPublished,
     name_evaluation,
 )
-from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.file_manifest import check_file
 from asterism.configs.run_folder import RunFolder
 
 _KINDS = (

@@ -2,7 +2,7 @@
 
 at the logits       all activations and one chunk of logits; embedding or output matrix gathered
 at the last layer   all activations; two layers gathered, the gradients of one not yet reduced
-at the optimizer    neither activations nor logits: AdamW is one kernel without temporary tensors
+at the optimizer    neither activations nor logits: a fused kernel has no temporary tensors
 """
 
 from typing import NamedTuple
@@ -10,7 +10,6 @@ from typing import NamedTuple
 from asterism.analysis.planning.activation_memory import FLOAT32_BYTES, ActivationMemory
 from asterism.analysis.planning.model_size import ModelSize
 
-MOMENTS = 2  # moments of AdamW per parameter
 _PREFETCHED_LAYERS = 2  # gathered layers: the present one and the next one
 
 
@@ -23,6 +22,7 @@ class RankShare(NamedTuple):
     keeps_casts: bool = (
         False  # a rank without units keeps 16-bit copies of the layers from the forward to the backward pass
     )
+    moments: int = 2  # float32 numbers of the optimizer per trained parameter
     has_reference: bool = False  # a second, frozen model for the KL term
     offloads: bool = False  # learner.memory.offload = "optimizer" on a GPU: shards are in main memory
     adapters: int | None = None  # number of adapter parameters if only adapters are trained
@@ -61,7 +61,7 @@ def compute_rank_memory(size: ModelSize, share: RankShare, activations: Activati
     if share.accumulates:
         at_start = whole_trained if share.reduces_once else trained
     reference = shard if share.has_reference else 0.0
-    zero = RankMemory(shard + adapters, 0.0, MOMENTS * trained, reference, 0.0, 0.0, 0.0, "")
+    zero = RankMemory(shard + adapters, 0.0, share.moments * trained, reference, 0.0, 0.0, 0.0, "")
     moments = (
         zero._replace(
             gradients=at_start,

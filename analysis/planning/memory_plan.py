@@ -64,6 +64,7 @@ def _make_share(inputs: PlanInputs) -> RankShare:
         value_bytes=inputs.learner_value_bytes,
         has_units=inputs.ranks > 1 or has_offload,
         keeps_casts=learner.memory.activation_checkpointing == "none",
+        moments=inputs.run.optimizer_moments,
         has_reference=learner.loss.kl_coef > 0 and learner.lora.rank == 0,
         offloads=has_offload and learner.device == "cuda",
         adapters=None if inputs.run.sft.is_enabled else inputs.adapters,
@@ -218,7 +219,7 @@ def _list_rank_items(rank: RankMemory, inputs: PlanInputs, count: int = 1) -> li
     items = [
         PlanItem("parameters", rank.parameters, _describe_share(inputs)),
         PlanItem("gradients", rank.gradients, "float32"),
-        PlanItem("optimizer", rank.moments, "two moments of AdamW, float32"),
+        PlanItem("optimizer", rank.moments, f"{inputs.run.optimizer_moments} moments per parameter, float32"),
         PlanItem("reference model", rank.reference, "learner.loss.kl_coef"),
         PlanItem("gathered units", rank.gathered, f"{inputs.run.learner.dtype}, with their gradients"),
         PlanItem("activations", rank.activations, tokens),

@@ -9,10 +9,10 @@ import msgspec
 
 from asterism.analysis.planning.model_size import ModelSize, measure_model
 from asterism.analysis.simulation.cluster_model import A100, H100, H200, MI300X, GpuSpec
-from asterism.configs.engines.engine_kinds import ENGINE_KINDS
+from asterism.configs.choices.engine_kinds import ENGINE_KINDS
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.schema_tree import replace_keys
-from asterism.engine.model.lora.lora_options import count_adapter_parameters, get_lora_options
+from asterism.engine.model.lora_options import count_adapter_parameters, get_lora_options
 from asterism.engine.model.model_config import DecoderConfig
 
 GIB = 2**30

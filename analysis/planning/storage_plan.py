@@ -1,7 +1,6 @@
 """Plans the shared memory, the disk and the largest message of a run."""
 
 from asterism.analysis.planning.activation_memory import FLOAT32_BYTES
-from asterism.analysis.planning.learner_memory import MOMENTS
 from asterism.analysis.planning.memory_plan import RECORD_BYTES, count_batch_bytes, list_shared_items
 from asterism.analysis.planning.plan_inputs import SEQUENCE_KEYS, VALUE_BYTES, PlanInputs
 from asterism.analysis.planning.resources import PlanItem, PlannedCount, PlannedResource
@@ -47,7 +46,7 @@ def plan_disk(inputs: PlanInputs) -> PlannedResource:
 
 def _count_state_bytes(inputs: PlanInputs, count: int) -> float:
     """Count checkpoint bytes. With adapters, one has the frozen weights; an unfinished cold start has all weights."""
-    state = (1 + MOMENTS) * FLOAT32_BYTES
+    state = (1 + inputs.run.optimizer_moments) * FLOAT32_BYTES
     if inputs.adapters is None:
         return count * state * inputs.size.total
     of_cold_start = state * inputs.size.total if inputs.run.sft.is_enabled else 0.0

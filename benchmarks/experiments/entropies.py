@@ -21,10 +21,10 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from asterism.analysis.entropy.token_kinds import KINDS
 from asterism.analysis.plotting import BLUE, ORANGE, make_figure, save_figure, style_axes
+from asterism.analysis.token_kinds import KINDS
 from asterism.configs.run_folder import RunFolder
-from asterism.engine.learner.checkpoints import list_saved_steps
+from asterism.engine.learner.checkpoints.checkpoint_folders import list_saved_steps
 from benchmarks.experiments.planned_runs import Experiment, plan_runs
 from benchmarks.experiments.variants import RUN_FLAGS, prepare_runs, run_planned, summarize_figure
 from benchmarks.support.benchmark_main import Flag, Options, benchmark_main

@@ -14,10 +14,10 @@ from asterism.configs.schema.algorithm import RlConfig
 from asterism.configs.schema.learner_config import Checkpointing, LearnerConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.schema_tree import replace_keys
+from asterism.engine.learner.batches.load_metrics import GIB, measure_peak_memory, reset_peak_memory
+from asterism.engine.learner.batches.packing import split_micro_batches
 from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
 from asterism.engine.learner.distributed import RankGroup, join_ranks
-from asterism.engine.learner.micro_batches.load_metrics import GIB, measure_peak_memory, reset_peak_memory
-from asterism.engine.learner.micro_batches.packing import split_micro_batches
 from asterism.engine.learner.sharding import shard_model
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM

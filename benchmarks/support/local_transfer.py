@@ -14,8 +14,8 @@ from asterism.engine.learner.adapters.adapted_model import initialize_adapters
 from asterism.engine.learner.adapters.adapter_publisher import AdapterPublisher
 from asterism.engine.learner.weight_publisher import WeightPublisher
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.lora.lora_linear import add_adapters
-from asterism.engine.model.lora.lora_options import ATTENTION_TARGETS, MLP_TARGETS, LoraOptions
+from asterism.engine.model.lora_linear import add_adapters
+from asterism.engine.model.lora_options import ATTENTION_TARGETS, MLP_TARGETS, LoraOptions
 from asterism.engine.model.model_config import DecoderConfig
 from asterism.engine.weight_transfer.published_loader import PublishedLoader
 

@@ -20,12 +20,12 @@ with pausing_garbage_collector():  # like engine/learner/__main__.py
 
     from asterism.engine.learner.batches.batch_journal import BatchJournal
     from asterism.engine.learner.batches.minibatches import build_micro_batch, build_rl_minibatches
+    from asterism.engine.learner.batches.packing import split_micro_batches
     from asterism.engine.learner.batches.sample_exchange import exchange_samples
     from asterism.engine.learner.batches.sample_files import StoredSequence, count_bytes
     from asterism.engine.learner.distributed import RankGroup, broadcast_object, join_ranks, leave_ranks
     from asterism.engine.learner.learner import Learner, train_broadcast_batches
     from asterism.engine.learner.learner_rank import TrainStepResult
-    from asterism.engine.learner.micro_batches.packing import split_micro_batches
 
 MICRO_BATCH_TOKENS = 16_384
 NUM_MINIBATCHES = 4

@@ -13,7 +13,7 @@ from asterism.bus.event_log.compression import decompress_frame
 from asterism.bus.event_log.records import SCHEMA_VERSION, Decision, Event, RemovedEvents, compute_checksum
 from asterism.bus.messages import Envelope
 from asterism.configs.errors import UnusableInput
-from asterism.configs.integrity.file_manifest import DamagedFile, check_file
+from asterism.configs.file_manifest import DamagedFile, check_file
 
 _COLUMNS = "e.seq, time, actor, sender, epoch, number, kind, trajectory, frame"
 _IN_TRAJECTORY_OR_GROUP = (

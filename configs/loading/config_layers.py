@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from asterism.configs.errors import UnusableInput
-from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.file_manifest import check_file
 from asterism.configs.loading.error_messages import ConfigLayer, format_value
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.schema_tree import (

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import asdict
 
+from asterism.configs.choices.optimizer_kinds import OPTIMIZER_KINDS
 from asterism.configs.schema.health import Share
 from asterism.configs.schema.schema_tree import (
     Count,
@@ -23,6 +24,7 @@ from asterism.configs.schema.schema_tree import (
     SignedFloat,
     TaskName,
     require,
+    require_choice,
 )
 from asterism.configs.schema.success import parse_success
 
@@ -91,13 +93,14 @@ class SftConfig(Section, frozen=True):
     validation: FilePath = ""  # dialogues for a validation loss, as in `data`; empty: none
     validation_share: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # share of each file's dialogues for that loss
     validation_every: PositiveInt = 100  # steps between validations; also after the last step
-    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: Muon for the layers' matrices, AdamW for the rest
+    optimizer: str = "adamw"  # adamw, or muon: Muon for the layers' matrices, AdamW for the rest
     lr: LearningRate = 1e-5  # learning rate of AdamW
     muon_lr: LearningRate = 1e-3  # learning rate of Muon
     warmup_steps: Count = 10  # optimizer updates during which the learning rate rises linearly
     weight_decay: NonNegativeFloat = 0.0  # weight decay of AdamW and Muon
 
     def __post_init__(self) -> None:
+        require_choice("optimizer", self.optimizer, OPTIMIZER_KINDS)
         names = [each.name for each in self.mixture]
         repeated = next((name for name in names if names.count(name) > 1), "")
         require(not repeated, f'mixture: the name "{repeated}" is used twice')

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 from msgspec.structs import replace
 
+from asterism.configs.choices.optimizer_kinds import OPTIMIZER_KINDS
 from asterism.configs.schema.schema_tree import (
     Count,
     FilePath,
@@ -17,6 +18,7 @@ from asterism.configs.schema.schema_tree import (
     PositiveInt,
     Section,
     require,
+    require_choice,
 )
 
 Beta = Annotated[float, Meta(ge=0, lt=1)]
@@ -26,14 +28,18 @@ LoraTarget = Literal["all", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj",
 
 
 class OptimizerConfig(Section, frozen=True):
-    """AdamW in float32."""
+    """The optimizer of RL, in float32."""
 
+    name: str = "adamw"  # of the optimizer: docs/learner.md
     lr: LearningRate = 1e-6  # learning rate after the warm-up
     final_lr_fraction: Annotated[float, Meta(ge=0, le=1)] = 1.0  # learning rate at the end, as a share of `lr`
     warmup_steps: Count = 5  # optimizer updates during which the learning rate rises linearly
     betas: tuple[Beta, Beta] = (0.9, 0.95)  # decay rates of AdamW's two moments
     weight_decay: NonNegativeFloat = 0.0  # decoupled weight decay of AdamW
     max_grad_norm: PositiveFloat = 1.0  # limit of the gradient norm; larger gradients are scaled down
+
+    def __post_init__(self) -> None:
+        require_choice("name", self.name, [name for name, kind in OPTIMIZER_KINDS.items() if kind.trains_policy])
 
 
 class LossConfig(Section, frozen=True):

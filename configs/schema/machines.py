@@ -5,7 +5,8 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
-from asterism.configs.engines.engine_kinds import ENGINE_KINDS, list_kinds
+from asterism.configs.choices.engine_kinds import ENGINE_KINDS, list_kinds
+from asterism.configs.choices.sink_kinds import SINK_KINDS
 from asterism.configs.schema.learner_config import LearnerConfig
 from asterism.configs.schema.schema_tree import (
     Count,
@@ -19,8 +20,6 @@ from asterism.configs.schema.schema_tree import (
     require,
     require_choice,
 )
-
-SinkName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 class EngineConfig(Section, frozen=True):
@@ -207,7 +206,7 @@ class ClusterConfig(Section, frozen=True):
 class MetricsConfig(Section, frozen=True):
     """Backends that receive the records of metrics.jsonl: docs/metrics.md. They may change when a run is resumed."""
 
-    sinks: tuple[SinkName, ...] = ()  # sinks: tensorboard, wandb, mlflow, trackio; each needs the extra of its name
+    sinks: tuple[str, ...] = ()  # sinks, such as "tensorboard" or "wandb"; each needs the extra of its name
     project: str = "asterism"  # the project of W&B and Trackio, and the experiment of MLflow
     wandb_mode: Literal["online", "offline"] = "online"  # offline: write only files in $RUN/wandb, for `wandb sync`
     mlflow_uri: str = "sqlite:///$RUN/mlflow.db"  # tracking URI: a database, or the URL of a tracking server
@@ -215,6 +214,8 @@ class MetricsConfig(Section, frozen=True):
     flush_s: PositiveFloat = 20.0  # time for the sinks to finish at the end of the run; then they are killed
 
     def __post_init__(self) -> None:
+        for number, sink in enumerate(self.sinks):
+            require_choice(f"sinks[{number}]", sink, SINK_KINDS)
         require(len(set(self.sinks)) == len(self.sinks), "sinks must not name a sink twice")
         require(self.project.strip() != "", "project must not be empty")
         require(

@@ -10,7 +10,8 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from asterism.configs.engines.engine_kinds import ENGINE_KINDS, Servers, list_kinds
+from asterism.configs.choices.engine_kinds import ENGINE_KINDS, Servers, list_kinds
+from asterism.configs.choices.optimizer_kinds import OPTIMIZER_KINDS
 from asterism.configs.schema.algorithm import (
     EarlyStoppingConfig,
     EvaluationConfig,
@@ -178,6 +179,12 @@ class RunConfig(Section, frozen=True):
         """The number of versions of the weights in shared memory. An evaluation holds the engines' version, while the
         learner publishes `rl.max_staleness` + 1 further versions."""
         return max(2, self.rl.max_staleness + (2 if any(self.evaluation.intervals) else 1))
+
+    @property
+    def optimizer_moments(self) -> int:
+        """Numbers that the optimizers of the run keep for each trained parameter, at most."""
+        names = [self.learner.optimizer.name] + [self.sft.optimizer] * self.sft.is_enabled
+        return max(OPTIMIZER_KINDS[name].moments for name in names)
 
     @property
     def acceptance(self) -> Acceptance:

@@ -5,8 +5,8 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
-from asterism.configs.engines.engine_kinds import ENGINE_KINDS, list_kinds
-from asterism.configs.engines.weight_transfers import WEIGHT_TRANSFERS
+from asterism.configs.choices.engine_kinds import ENGINE_KINDS, list_kinds
+from asterism.configs.choices.weight_transfers import WEIGHT_TRANSFERS
 from asterism.configs.schema.schema_tree import Port, PositiveFloat, PositiveInt, Section, require, require_choice
 
 PORTS_PER_SERVER = 10

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from asterism.configs.errors import UnusableInput
-from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.file_manifest import check_file
 
 RowFields = dict[str, Any]
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from asterism.configs.atomic_write import raising_disk_errors, sync_tree
 from asterism.configs.errors import UnusableInput
-from asterism.configs.integrity.file_manifest import DamagedFile, find_damage, list_files, write_manifest
+from asterism.configs.file_manifest import DamagedFile, find_damage, list_files, write_manifest
 from asterism.configs.schema.algorithm import SftConfig, SftFileConfig
 from asterism.engine.data.data_files import BadRows, DatasetError, list_data_files
 from asterism.engine.data.family_dialogues import NO_FAMILIES, FamilyDialogues

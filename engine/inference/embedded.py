@@ -33,7 +33,7 @@ from asterism.engine.inference.kernels.batch_invariance import (
 from asterism.engine.inference.kernels.matmul import PLAIN, Matmul
 from asterism.engine.model.experts import supports_grouped_mm
 from asterism.engine.model.hf_checkpoint import load_model
-from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.model.lora_options import LoraOptions
 from asterism.engine.model.model_config import DecoderConfig
 from asterism.engine.model.tokenizer import check_vocabulary, load_tokenizer
 from asterism.engine.weight_transfer.published_loader import PublishedLoader

@@ -10,7 +10,7 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.contract import Capacity
 from asterism.engine.engine_code import EngineCheck, EngineStart
 from asterism.engine.inference.embedded import EmbeddedEngine, select_device
-from asterism.engine.model.lora.lora_options import get_published_adapters
+from asterism.engine.model.lora_options import get_published_adapters
 
 
 def build_embedded_engine(

@@ -78,7 +78,9 @@ class RankGroup(NamedTuple):
     mesh: DeviceMesh | None = None  # 4-D, with the names of ParallelDims
     tensor_group: ProcessGroup | None = None  # all ranks
     operations: OperationRecord = OperationRecord()  # operations of this process
-    checkpoint_group: ProcessGroup | None = None  # several ranks; asterism.engine.learner.saving uses it
+    checkpoint_group: ProcessGroup | None = (
+        None  # several ranks; asterism.engine.learner.checkpoints.checkpoint_folders uses it
+    )
     offloads_optimizer: bool = False  # learner.memory.offload = "optimizer"
 
     @property

@@ -19,28 +19,24 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.export.chat_files import build_checkpoint_chat
 from asterism.engine.learner.batches.batch_journal import BatchJournal
+from asterism.engine.learner.batches.load_metrics import compute_speed_metrics, measure_peak_memory, reset_peak_memory
 from asterism.engine.learner.batches.sample_exchange import exchange_samples
 from asterism.engine.learner.batches.sample_files import StoredSequence
-from asterism.engine.learner.best_checkpoint import list_protected_steps
-from asterism.engine.learner.checkpoints import (
+from asterism.engine.learner.checkpoints.best_checkpoint import list_protected_steps
+from asterism.engine.learner.checkpoints.checkpoint_folders import (
     is_resumable,
     list_saved_steps,
     prune_checkpoints,
     read_trainer_state,
     restore_replaced_checkpoints,
 )
+from asterism.engine.learner.checkpoints.checkpoint_schedule import CheckpointSchedule
 from asterism.engine.learner.cold_start.cold_start_steps import ColdStartSteps
 from asterism.engine.learner.cold_start.dialogue_set import open_dialogues
 from asterism.engine.learner.distributed import RankGroup, broadcast_object
-from asterism.engine.learner.micro_batches.load_metrics import (
-    compute_speed_metrics,
-    measure_peak_memory,
-    reset_peak_memory,
-)
-from asterism.engine.learner.offload.state_offload import StateOffload
 from asterism.engine.learner.policy_publisher import PolicyPublisher
 from asterism.engine.learner.policy_trainers import PolicyTrainers
-from asterism.engine.learner.saving.checkpoint_schedule import CheckpointSchedule
+from asterism.engine.learner.state_offload import StateOffload
 from asterism.engine.learner.trainer import Trainer
 
 SftProgressCallback = Callable[[int, dict[str, float]], None]  # step of the cold start, its metrics

@@ -1,18 +1,21 @@
-"""Optimizers (Muon for matrices, AdamW for the other parameters) and learning rate schedules.
+"""The optimizers of asterism.configs.choices.optimizer_kinds, and learning rate schedules.
 
 torch.optim.Muon is not used: it processes one matrix at a time, and its Newton-Schulz iteration runs in bfloat16, which
 turns a difference of 1e-8 between gradients of one and of two ranks into a difference of 1e-3 between updates.
 """
 
 import math
+import pkgutil
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
+from asterism.configs.choices.optimizer_kinds import OPTIMIZER_KINDS
 from asterism.configs.schema.algorithm import SftConfig
 from asterism.configs.schema.learner_config import LearnerConfig
 from asterism.engine.learner.distributed import gather_full
@@ -89,34 +92,48 @@ def _shard_like(update: Tensor, parameter: Tensor) -> Tensor:
     return replicated.redistribute(placements=parameter.placements)
 
 
+class OptimizerOptions(NamedTuple):
+    lr: float
+    betas: tuple[float, float]
+    weight_decay: float
+    muon_lr: float = 0.0  # of the cold start
+
+
+Parameters = Mapping[str, nn.Parameter]  # by name
+BuildOptimizers = Callable[[Parameters, OptimizerOptions], list[Optimizer]]
+
+
 def build_sft_optimizers(model: nn.Module, sft: SftConfig) -> list[Optimizer]:
-    """Build AdamW; with sft.optimizer = "muon", Muon for the layers' matrices and AdamW for other parameters."""
-    matrices, others = _split_parameters(model) if sft.optimizer == "muon" else ([], list(model.parameters()))
-    adamw = AdamW(others, lr=sft.lr, betas=(0.9, 0.95), weight_decay=sft.weight_decay, fused=True)
-    return [Muon(matrices, lr=sft.muon_lr, weight_decay=sft.weight_decay), adamw] if matrices else [adamw]
+    """Build the optimizers of all parameters. A learner that resumes RL with adapters has frozen ones here, too."""
+    options = OptimizerOptions(sft.lr, (0.9, 0.95), sft.weight_decay, sft.muon_lr)
+    return _get_builder(sft.optimizer)(dict(model.named_parameters()), options)
 
 
 def build_rl_optimizers(model: nn.Module, learner: LearnerConfig) -> list[Optimizer]:
-    """Build AdamW for all trained parameters. Muon's full-rank updates are too coarse for the small changes of RL."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return [
-        AdamW(
-            trained,
-            lr=learner.optimizer.lr,
-            betas=learner.optimizer.betas,
-            weight_decay=learner.optimizer.weight_decay,
-            fused=True,
-        )
-    ]
+    config = learner.optimizer
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    return _get_builder(config.name)(trained, OptimizerOptions(config.lr, config.betas, config.weight_decay))
 
 
-def _split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    matrices: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        hidden = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
-        (matrices if hidden else others).append(parameter)
-    return matrices, others
+def _get_builder(name: str) -> BuildOptimizers:
+    return pkgutil.resolve_name(OPTIMIZER_KINDS[name].code)
+
+
+def build_adamw(parameters: Parameters, options: OptimizerOptions) -> list[Optimizer]:
+    lr, betas, weight_decay, _ = options
+    return [AdamW(parameters.values(), lr=lr, betas=betas, weight_decay=weight_decay, fused=True)]
+
+
+def build_muon(parameters: Parameters, options: OptimizerOptions) -> list[Optimizer]:
+    """Build Muon for the layers' matrices and AdamW for the other parameters."""
+    matrices = {name: each for name, each in parameters.items() if _is_hidden_matrix(name, each)}
+    others = {name: each for name, each in parameters.items() if name not in matrices}
+    muon = Muon(matrices.values(), lr=options.muon_lr, weight_decay=options.weight_decay)
+    return [muon, *build_adamw(others, options)]
+
+
+def _is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
+    return parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
 
 
 def cosine_schedule(step: int, steps: int, warmup_steps: int) -> float:

@@ -10,7 +10,7 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.adapters.adapter_publisher import AdapterPublisher, build_publisher
 from asterism.engine.learner.batches.training_sequence import SequenceSource
-from asterism.engine.learner.checkpoints import ProbePrompts
+from asterism.engine.learner.checkpoints.checkpoint_folders import ProbePrompts
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.weight_probe import WeightProber
 from asterism.engine.learner.weight_publisher import WeightPublisher

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import structlog
 
-from asterism.configs.integrity.file_manifest import DamagedFile
+from asterism.configs.file_manifest import DamagedFile
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.adapters.policy_models import PolicyModels

@@ -15,6 +15,7 @@ from asterism.configs.schema.learner_config import LearnerConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.export.chat_files import ServedChat
 from asterism.engine.export.hf_export import MAX_SHARD_BYTES
+from asterism.engine.learner.batches.load_metrics import compute_expert_metrics, compute_plan_metrics
 from asterism.engine.learner.batches.minibatches import (
     MicroBatch,
     build_rl_minibatches,
@@ -22,8 +23,12 @@ from asterism.engine.learner.batches.minibatches import (
     iter_micro_batches,
     load_micro_batch,
 )
+from asterism.engine.learner.batches.packing import split_micro_batches
 from asterism.engine.learner.batches.training_sequence import RankShares, SequenceSource, Source, check_token_ids
-from asterism.engine.learner.checkpoints import ProbePrompts, TrainerState, read_trainer_state
+from asterism.engine.learner.checkpoints.adapter_export import describe_adapters
+from asterism.engine.learner.checkpoints.checkpoint_folders import ProbePrompts, TrainerState, read_trainer_state
+from asterism.engine.learner.checkpoints.checkpoint_writer import CheckpointWriter, ModelExport, PendingCheckpoint
+from asterism.engine.learner.checkpoints.training_state import capture_training_state, load_training_state
 from asterism.engine.learner.distributed import RankGroup, find_non_finite_parameter, gather_full
 from asterism.engine.learner.loss_reduction import (
     MinibatchTotals,
@@ -34,21 +39,16 @@ from asterism.engine.learner.loss_reduction import (
     reduce_outputs,
     sum_by_file,
 )
-from asterism.engine.learner.micro_batches.load_metrics import compute_expert_metrics, compute_plan_metrics
-from asterism.engine.learner.micro_batches.packing import split_micro_batches
-from asterism.engine.learner.offload.state_offload import list_state
 from asterism.engine.learner.optimizers import (
     build_rl_optimizers,
     build_sft_optimizers,
     cosine_schedule,
     linear_schedule,
 )
-from asterism.engine.learner.saving.adapter_export import describe_adapters
-from asterism.engine.learner.saving.checkpoint_writer import CheckpointWriter, ModelExport, PendingCheckpoint
-from asterism.engine.learner.saving.training_state import capture_training_state, load_training_state
 from asterism.engine.learner.sharding import reshard_parameters, set_gradient_reduction
+from asterism.engine.learner.state_offload import list_state
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.lora.lora_linear import list_base_parameters
+from asterism.engine.model.lora_linear import list_base_parameters
 from asterism.engine.model.training_flops import count_forward_flops
 from asterism.policies.losses.grpo import compute_sft_loss
 from asterism.policies.losses.policy_loss import LossInput, LossOutput

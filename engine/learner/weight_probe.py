@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from asterism.bus.messages import WeightProbe
 from asterism.engine.learner.batches.training_sequence import SequenceSource, TrainingSequence
-from asterism.engine.learner.checkpoints import ProbePrompts
+from asterism.engine.learner.checkpoints.checkpoint_folders import ProbePrompts
 from asterism.engine.learner.distributed import RankGroup, all_reduce, broadcast_object, get_local
 from asterism.engine.learner.sharding import reshard_parameters
 from asterism.engine.model.causal_lm import CausalLM

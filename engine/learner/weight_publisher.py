@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from asterism.bus.messages import WeightsPublished
 from asterism.engine.learner.distributed import RankGroup, gather_full, get_local, wait_at_barrier
 from asterism.engine.model.hf_checkpoint import find_shard_rows
-from asterism.engine.model.lora.lora_linear import list_adapters, merge_rows
+from asterism.engine.model.lora_linear import list_adapters, merge_rows
 from asterism.engine.weight_transfer.chunk_digests import count_device_threads
 from asterism.engine.weight_transfer.device_weights import DeviceWeightsWriter
 from asterism.engine.weight_transfer.memory_sharing import MemorySharing

@@ -1,1 +1,1 @@
-"""The model architecture, its tokenizer and the transformers checkpoint format."""
+"""The model architecture, its tokenizer, low-rank adapters and the transformers checkpoint format."""

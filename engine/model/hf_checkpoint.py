@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.file_manifest import check_file
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.model_config import check_complete, check_names, check_shape, load_model_config
 from asterism.engine.model.weight_files import CheckpointError, list_weight_files

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from asterism.configs.errors import UnusableInput
-from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.file_manifest import check_file
 from asterism.policies.dialogue.chat_format import TURN_END
 
 if TYPE_CHECKING:  # importing torch takes seconds, and the head and the rollouts do not need it

@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from asterism.configs.errors import UnusableInput
-from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.file_manifest import check_file
 
 
 class CheckpointError(UnusableInput):

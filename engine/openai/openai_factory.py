@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from asterism.bus.addresses import parse_generator_index
-from asterism.configs.engines.engine_kinds import Servers
+from asterism.configs.choices.engine_kinds import Servers
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig

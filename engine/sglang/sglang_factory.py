@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 
 from asterism.bus.addresses import parse_generator_index
-from asterism.configs.integrity.file_manifest import check_top_files
+from asterism.configs.file_manifest import check_top_files
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.engine_code import EngineStart
 from asterism.engine.inference.embedded import select_device
 from asterism.engine.model.hf_checkpoint import build_empty_model
-from asterism.engine.model.lora.lora_options import get_published_adapters
+from asterism.engine.model.lora_options import get_published_adapters
 from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.server.compatibility import make_requirements
 from asterism.engine.sglang.server.external_server import ExternalServer

@@ -3,8 +3,8 @@
 from functools import partial
 from pathlib import Path
 
-from asterism.configs.engines.engine_kinds import Servers
-from asterism.configs.engines.weight_transfers import WEIGHT_TRANSFERS
+from asterism.configs.choices.engine_kinds import Servers
+from asterism.configs.choices.weight_transfers import WEIGHT_TRANSFERS
 from asterism.configs.errors import UnusableInput
 from asterism.configs.loading.secret_references import describe_references
 from asterism.configs.schema.run_config import RunConfig

@@ -3,7 +3,7 @@
 The body of an adapter slot, which the digest covers:
 
     offset 0          the base: number, bytes and digest of its slot; scale of the adapters
-    offset 64         the matrices A and B in float32 (asterism.engine.model.lora.lora_linear)
+    offset 64         the matrices A and B in float32 (asterism.engine.model.lora_linear)
 
 The base is published once by each incarnation of the learner, and stays valid until the learner ends.
 """
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from asterism.bus.messages import WeightsPublished
 from asterism.engine.contract import WeightsRefused
-from asterism.engine.model.lora.lora_linear import merge_rows, name_adapter
-from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.model.lora_linear import merge_rows, name_adapter
+from asterism.engine.model.lora_options import LoraOptions
 from asterism.engine.weight_transfer.shared_memory import copy_into, open_body, open_published, wait_for_copies
 from asterism.engine.weight_transfer.slot_file import HEADER, build_header, get_body_offset, get_slot_path, parse_header
 from asterism.engine.weight_transfer.slot_mappings import SlotMappings

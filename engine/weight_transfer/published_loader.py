@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from asterism.bus.messages import WeightsPublished
-from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.model.lora_options import LoraOptions
 from asterism.engine.weight_transfer.adapter_slots import AdapterLoader
 from asterism.engine.weight_transfer.chunk_digests import count_device_threads
 from asterism.engine.weight_transfer.device_weights import DeviceWeightsReader

@@ -32,7 +32,7 @@ from asterism.policies.rollout import transitions
 from asterism.sandbox.contract import SandboxFailure
 from asterism.tasks.checking.turn_scripts import TurnScript
 from asterism.tasks.hosting.host_process import HostFailure
-from asterism.tasks.solo.solo_driver import SoloDriver, SoloEnd, SoloResult, SoloTask
+from asterism.tasks.solo_driver import SoloDriver, SoloEnd, SoloResult, SoloTask
 
 UNLIMITED = 1 << 30
 CallStatus = Literal["ok", "raised", "timed out", "refused"]

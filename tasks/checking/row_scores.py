@@ -9,7 +9,7 @@ from typing import NamedTuple
 from asterism.engine.data.datasets import DatasetProblem
 from asterism.tasks.checking.play import Play, play_script
 from asterism.tasks.checking.turn_scripts import generate_answer
-from asterism.tasks.solo.solo_driver import SoloTask
+from asterism.tasks.solo_driver import SoloTask
 
 MAX_ROWS = 10_000
 BUDGET_S = 60.0  # time for scoring; the check counts the rows that are not scored

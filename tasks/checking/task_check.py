@@ -53,7 +53,7 @@ from asterism.tasks.checking.task_problems import (
 from asterism.tasks.checking.turn_scripts import TurnScript, fill_columns, format_signature, generate_script
 from asterism.tasks.hosting.task_services import build_task_services
 from asterism.tasks.hosting.wire import Inspected
-from asterism.tasks.solo.solo_driver import SoloTask
+from asterism.tasks.solo_driver import SoloTask
 from asterism.tasks.tiny.tiny_tokenizer import END_OF_TEXT, AddedTexts, save_tokenizer, train_tokenizer
 
 NUM_PLAYS = 3

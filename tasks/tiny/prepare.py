@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from asterism.bus.process.exit_reason import ExitReason, write_exit_reason
 from asterism.configs.atomic_write import raising_disk_errors, replacing_folder
 from asterism.configs.errors import EXIT_UNUSABLE, UnusableInput
-from asterism.configs.integrity.file_manifest import list_files, write_manifest
+from asterism.configs.file_manifest import list_files, write_manifest
 from asterism.configs.load import check_tiny, load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig

@@ -32,7 +32,7 @@ from asterism.engine.contract import Capacity
 from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.learner_rank import LearnerRank
-from asterism.engine.model.lora.lora_options import get_published_adapters
+from asterism.engine.model.lora_options import get_published_adapters
 from asterism.policies.recipe import Recipe
 from asterism.policies.recorder import Recorder
 from asterism.policies.step_evaluations import EvaluationPlan

@@ -2,7 +2,7 @@
 
 import pytest
 
-from asterism.sandbox.checks.load_test import LoadFigures
+from asterism.sandbox.load_test import LoadFigures
 from benchmarks.support.sandbox.executor_burst import BurstMemory, BurstResult, compute_latency_figures
 
 MEMORY = BurstMemory(1.0, 1.0)

@@ -11,7 +11,7 @@ from asterism.bus.addresses import HEAD
 from asterism.bus.messages import RunStarted
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.engine.learner.checkpoints import list_saved_steps
+from asterism.engine.learner.checkpoints.checkpoint_folders import list_saved_steps
 from asterism.policies.groups.staleness import check_versions
 from tests.actors.runs.running import is_conserved, metrics, read_log_entries
 from tests.batches import BatchAssembler, CompleteBatch

@@ -8,11 +8,16 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from asterism.configs.choices.optimizer_kinds import OPTIMIZER_KINDS
+from asterism.configs.choices.sink_kinds import SINK_KINDS
 from asterism.configs.load import list_differences, load_run
 from asterism.configs.loading.config_layers import ConfigError
 from asterism.configs.schema.algorithm import RlConfig, RocConfig, Sampling
 from asterism.configs.schema.run_config import DataConfig, RunConfig
 from asterism.configs.schema.tiny import TinyConfig
+
+KNOWN_SINKS = ", ".join(f'"{name}"' for name in SINK_KINDS)
+KNOWN_OPTIMIZERS = ", ".join(f'"{name}"' for name in OPTIMIZER_KINDS)
 
 
 @pytest.fixture
@@ -147,12 +152,22 @@ class TestErrors:
                 '[dialogue]\ntools = ["jupyter_code", "x"]',
                 '`dialogue.tools[1]` must be one of "jupyter_code", "python_code_with_standard_io", got "x"',
             ),
+            (
+                'metrics.sinks = ["wandb", "visdom"]',
+                f'`metrics`: sinks[1] must be one of {KNOWN_SINKS}, got "visdom"',
+            ),
+            ('[sft]\noptimizer = "x"', f'`sft`: optimizer must be one of {KNOWN_OPTIMIZERS}, got "x"'),
             ("rl = 3", "`rl` must be a table, got 3"),
             ("tiny = []", "`tiny` must be a table, got []"),
         ],
     )
     def test_the_error_for_an_ill_typed_value_has_type_and_value(self, config: Path, text: str, message: str):
         assert load_error(config, text if text.startswith("name") else f'name = "a"\n{text}') == f"my.toml: {message}"
+
+    def test_the_optimizer_of_the_cold_start_is_refused_in_rl(self, config: Path):
+        message = load_error(config, 'name = "a"\nlearner.optimizer.name = "muon"')
+        assert message.startswith('my.toml: `learner.optimizer`: name must be one of "adamw"')
+        assert message.endswith(', got "muon"')
 
     def test_the_error_for_an_ill_typed_override_names_the_flag(self, config: Path):
         message = load_error(config, 'name = "a"\n[rl]\nsteps = 3', "rl.prompts=2", "rl.steps=x")

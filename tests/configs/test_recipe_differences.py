@@ -35,7 +35,7 @@ SECTIONS: dict[str, type[Section]] = {
 # These keys do not change the mathematics of training, or have no counterpart in report and release.
 OTHER_KEYS = {
     *("dialogue.renderer", "dialogue.renderer_parameters"),  # keys of a model family's own chat format
-    "dialogue.tool_call_format",  # the key has one value
+    *("dialogue.tool_call_format", "learner.optimizer.name"),  # have one value
     *("sft.data", "sft.mixture", "sft.max_bad_rows"),
     *("sft.validation", "sft.validation_share", "sft.validation_every"),  # keys of measured losses only
     *("reward.weights", "reward.time_limit_s", "evaluation.success"),  # keys of reward functions

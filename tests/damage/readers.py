@@ -21,17 +21,21 @@ from asterism.analysis.summary_table import read_summary
 from asterism.analysis.utilization.report import compute_utilization, to_json
 from asterism.bus.event_log.reader import list_removed_events, read_events
 from asterism.configs.errors import UnusableInput
-from asterism.configs.integrity.file_manifest import check_folder
+from asterism.configs.file_manifest import check_folder
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.engine.data.data_files import read_rows
 from asterism.engine.data.task_inputs import read_task_descriptions
 from asterism.engine.data.token_files import map_token_file
 from asterism.engine.export.chat_files import read_serving_facts
-from asterism.engine.learner.best_checkpoint import read_best_checkpoint
-from asterism.engine.learner.checkpoints import find_training_damage, get_tensors_folder, read_trainer_state
-from asterism.engine.learner.saving.checkpoint_weights import open_checkpoint_weights
-from asterism.engine.learner.saving.training_state import read_whole_weights
+from asterism.engine.learner.checkpoints.best_checkpoint import read_best_checkpoint
+from asterism.engine.learner.checkpoints.checkpoint_folders import (
+    find_training_damage,
+    get_tensors_folder,
+    read_trainer_state,
+)
+from asterism.engine.learner.checkpoints.checkpoint_weights import open_checkpoint_weights
+from asterism.engine.learner.checkpoints.training_state import read_whole_weights
 from asterism.engine.model.hf_checkpoint import load_model
 from asterism.engine.model.model_config import load_model_config
 from asterism.engine.model.tokenizer import load_tokenizer

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from asterism.configs.errors import UnusableInput
-from asterism.configs.integrity.file_manifest import MANIFEST_NAME, list_files
+from asterism.configs.file_manifest import MANIFEST_NAME, list_files
 from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import Start, finish, metrics, read_conserved_summary, succeed, wait_until
 from tests.damage.flips import flip_file

@@ -83,7 +83,7 @@ DRY_RUN = tuple(
 
 # Commands that a single machine without a GPU cannot run, by the first words of the command.
 NEEDS = {
-    "asterism data fetch": "a network (tests/actors/cli/data/test_data_commands.py)",
+    "asterism data fetch": "a network (tests/actors/cli/test_data_commands.py)",
     "asterism chat http": "a server (tests/engine/openai, tests/sglang)",
     "asterism join": "a second machine (tests/cluster)",
     "cd /shared": "a shared file system",

@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from asterism.bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory, CodeRaised, CodeTimedOut, Output
-from asterism.sandbox.checks.escape_test import run_escape_attempts
+from asterism.sandbox.escape_test import run_escape_attempts
 from asterism.sandbox.inside.isolation import landlock
 from tests.sandbox.conftest import Client, StartSandbox
 

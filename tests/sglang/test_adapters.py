@@ -18,8 +18,8 @@ from asterism.engine.learner.adapters.adapted_model import initialize_adapters
 from asterism.engine.learner.adapters.adapter_publisher import AdapterPublisher
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.hf_checkpoint import load_model
-from asterism.engine.model.lora.lora_linear import add_adapters
-from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.model.lora_linear import add_adapters
+from asterism.engine.model.lora_options import LoraOptions
 from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.http_api import UpdateRefused
 from asterism.engine.sglang.sglang_engine import SGLangEngine

@@ -14,7 +14,7 @@ import pytest
 import torch
 from aiohttp import web
 
-from asterism.configs.engines.weight_transfers import WEIGHT_TRANSFERS
+from asterism.configs.choices.weight_transfers import WEIGHT_TRANSFERS
 from asterism.engine.sglang import client as client_module
 from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.http_api import GenerateRequest, SamplingParams

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from asterism.bus.messages import WeightsPublished
-from asterism.configs.engines.weight_transfers import WEIGHT_TRANSFERS
+from asterism.configs.choices.weight_transfers import WEIGHT_TRANSFERS
 from asterism.configs.schema.machines import EngineConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.contract import EngineFailure, WeightsRefused

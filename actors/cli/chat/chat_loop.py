@@ -33,7 +33,7 @@ from asterism.actors.cli.chat.chat_transcript import TranscriptFile, build_row
 from asterism.actors.cli.join_command import EXIT_INTERRUPTED
 from asterism.actors.engines.checkpoint_argument import parse_checkpoint_argument
 from asterism.configs.errors import UnusableInput
-from asterism.tasks.solo.solo_driver import SoloTask
+from asterism.tasks.solo_driver import SoloTask
 
 EXIT_FAILED = 1
 _STDIN = "-"

@@ -1,8 +1,8 @@
 """A chat session plays one trajectory that a user continues, with the decisions of a rollout.
 
-An answer reaches from the user's text to the next end of the trajectory (asterism.tasks.solo.solo_driver). The user's
-next text follows the same tokens, so a conversation has the token ids of training. Meanwhile the view gets the turns,
-calls and results.
+An answer takes the trajectory from the user's text to its end (asterism.tasks.solo_driver). The next text of the user
+follows the same tokens, so that a conversation has the token ids of training. The view shows turns, calls and results
+meanwhile.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from asterism.policies.decider import Send
 from asterism.policies.dialogue.chat_format import TURN_END
 from asterism.policies.rollout import transitions
 from asterism.policies.rollout.trajectory import STEP, Trajectory
-from asterism.tasks.solo.solo_driver import INTERRUPTION, OpeningInterrupted, SoloDriver, SoloEnd, SoloResult, SoloTask
+from asterism.tasks.solo_driver import INTERRUPTION, OpeningInterrupted, SoloDriver, SoloEnd, SoloResult, SoloTask
 
 Message = dict[str, str]  # role and content
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from asterism.actors.cli.console import make_table, print_line
 from asterism.actors.replay.branch_runner import EndedTrajectory
 from asterism.actors.replay.replay import ReplayedTrajectory
-from asterism.analysis.what_if.trajectory_diff import TrajectoryComparison, TrajectoryOutcome, build_outcome, compare
+from asterism.analysis.trajectory_diff import TrajectoryComparison, TrajectoryOutcome, build_outcome, compare
 from asterism.configs.run_folder import RunFolder
 from asterism.policies.dialogue.chat_format import TextTokenizer
 from asterism.policies.rollout.trajectory import Trajectory

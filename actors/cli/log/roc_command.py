@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from asterism.actors.cli.console import make_table, print_line
 from asterism.actors.cli.log.what_if import Conditions, print_heading
-from asterism.analysis.what_if.roc_refilter import (
+from asterism.analysis.roc_refilter import (
     CandidateTrajectory,
     SelectionDifference,
     SelectionStats,

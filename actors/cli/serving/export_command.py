@@ -12,15 +12,15 @@ from asterism.actors.cli.serving.model_card import write_model_card
 from asterism.actors.engines.checkpoint_argument import RunStep, find_run_step
 from asterism.configs.atomic_write import locking_folder, replacing_folder
 from asterism.configs.errors import UnusableInput
-from asterism.configs.integrity.file_manifest import list_files, write_manifest
+from asterism.configs.file_manifest import list_files, write_manifest
 from asterism.configs.load import load_run
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.tasks import TaskConfig
 from asterism.engine.data.task_inputs import read_task_descriptions
 from asterism.engine.export.chat_files import ServedChat, build_served_chat, write_chat_files
 from asterism.engine.export.hf_export import make_readable, write_model_description
-from asterism.engine.learner.saving.checkpoint_weights import open_checkpoint_weights, write_weights
-from asterism.engine.model.lora.lora_options import get_lora_options
+from asterism.engine.learner.checkpoints.checkpoint_weights import open_checkpoint_weights, write_weights
+from asterism.engine.model.lora_options import get_lora_options
 
 ExportDtype = Literal["bfloat16", "float16", "float32"]
 

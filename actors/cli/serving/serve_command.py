@@ -16,7 +16,7 @@ from asterism.actors.cli.serving.export_command import ExportOptions, export_ste
 from asterism.actors.engines.checkpoint_argument import RunStep, find_checkpoint_folder, find_run_folder, find_run_step
 from asterism.configs.atomic_write import locking_folder
 from asterism.configs.errors import UnusableInput
-from asterism.configs.integrity.file_manifest import check_folder
+from asterism.configs.file_manifest import check_folder
 from asterism.configs.load import load_run
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.sglang import SGLangConfig

@@ -20,7 +20,7 @@ from asterism.actors.launch.checks.task_code_checks import (
     list_references,
 )
 from asterism.actors.sinks.contract import check_sinks
-from asterism.configs.engines.engine_kinds import ENGINE_KINDS
+from asterism.configs.choices.engine_kinds import ENGINE_KINDS
 from asterism.configs.errors import UnusableInput, format_bytes
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
@@ -28,8 +28,8 @@ from asterism.configs.schema.tasks import TaskConfig
 from asterism.engine.data.datasets import QuestionReport, make_training_report
 from asterism.engine.data.task_inputs import build_renderer
 from asterism.engine.engine_code import load_engine_code
-from asterism.engine.learner.checkpoints import is_resumable, read_trainer_state
-from asterism.engine.model.lora.lora_options import (
+from asterism.engine.learner.checkpoints.checkpoint_folders import is_resumable, read_trainer_state
+from asterism.engine.model.lora_options import (
     LoraOptions,
     check_lora_targets,
     count_trained_parameters,
@@ -48,8 +48,6 @@ from asterism.policies.tools.task_description import MATH, TaskDescription, list
 from asterism.tasks import DEFAULT_TASK
 
 _FLOAT32_BYTES = 4
-_SAVED_COPIES = 4  # most copies of weights in a checkpoint: weights, two moments of the optimizer, exported model
-_TRAINING_NUMBERS = 3  # numbers per trained parameter in the learner's memory: a gradient and two moments
 _DATA_KEYS = ("data.train", "data.test", "sft.data", "sft.validation", ".data", ".test")
 
 
@@ -271,7 +269,7 @@ def _check_main_memory(checkpoint: Path, run: RunConfig) -> CheckedInput:
     held, trained = count_trained_parameters(config, run)
     copies = run.learner.dp_replicate / run.cluster.learner_nodes
     model_bytes = round(copies * weights_bytes)
-    training_bytes = round(copies * _FLOAT32_BYTES * (held + _TRAINING_NUMBERS * trained))
+    training_bytes = round(copies * _FLOAT32_BYTES * (held + (1 + run.optimizer_moments) * trained))
     needs = {"the learner's weights, gradients and optimizer": training_bytes} if in_main_memory else {}
     needs["weights in shared memory"] = _count_shared_bytes(config, num_parameters, run)
     if run.learner.loss.kl_coef and in_main_memory and not run.learner.lora.rank:
@@ -331,9 +329,10 @@ def _check_space(checkpoint: Path, run_folder: Path, run: RunConfig) -> CheckedI
     versions, kept = run.num_weight_versions, run.learner.checkpoints.keep
     folders = f" and {count} in folders for servers" if (count := count_folders(run)) else ""
     kept += 2 if run.evaluation.saves_evaluated_steps else 0  # the best checkpoint, and the one in evaluation
-    copies = (kept + 3) * _SAVED_COPIES
+    saved_copies = 2 + run.optimizer_moments  # the weights, and the exported model at most
+    copies = (kept + 3) * saved_copies
     if run.learner.lora.rank:  # only exported models multiply; the frozen weights are saved once
-        copies = kept + 3 + _SAVED_COPIES
+        copies = kept + 3 + saved_copies
     needs = {
         "/dev/shm": (
             Path("/dev/shm"),

@@ -26,8 +26,8 @@ from asterism.engine.learner.distributed import (
     get_local,
     join_ranks,
 )
-from asterism.engine.learner.offload.state_offload import StateOffload
 from asterism.engine.learner.sharding import load_sharded_model
+from asterism.engine.learner.state_offload import StateOffload
 from asterism.engine.learner.trainer import Trainer
 from benchmarks.gpu.checks.measured import FLOAT32_LIMIT, Measured, compute_relative_error, count_differing
 from benchmarks.gpu.checks.model_checks import VOCABULARY, build_small_config, build_small_model, write_small_checkpoint

@@ -18,7 +18,7 @@ from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.sharding import build_sharded_model
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.lora.lora_options import get_lora_options
+from asterism.engine.model.lora_options import get_lora_options
 from asterism.engine.model.model_config import DecoderConfig
 from benchmarks.support.fake_cuda.operation_costs import KernelCount, sum_counts
 from benchmarks.support.fake_cuda.operation_log import Copy, MixedDevices, OperationLog, Sync

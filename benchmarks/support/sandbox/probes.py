@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from asterism.bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory, CodeRequested, CodeTimedOut
-from asterism.sandbox.checks.load_test import PRINT, Probe, expect_stdout, make_program_probe, make_program_probes
+from asterism.sandbox.load_test import PRINT, Probe, expect_stdout, make_program_probe, make_program_probes
 
 CELL = "cell"
 # Not pure (asterism.sandbox.inside.call.pure_cells): a fork keeps the state before the cell.

@@ -9,7 +9,8 @@ from statistics import median
 import msgspec
 
 from asterism.bus.messages import AnswerSubmitted
-from asterism.sandbox.checks.load_test import (
+from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
+from asterism.sandbox.load_test import (
     CODE,
     NUMPY,
     PRINT,
@@ -24,7 +25,6 @@ from asterism.sandbox.checks.load_test import (
     run_burst,
     run_closed_loop,
 )
-from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
 from benchmarks.support.process_memory import list_descendants, read_private_mib
 from benchmarks.support.sandbox.answer_bombs import generate_bombs
 from benchmarks.support.sandbox.probes import CELL, FORKED_CELL, make_cell_probes, make_mixed_probes

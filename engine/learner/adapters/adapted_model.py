@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from asterism.engine.learner.checkpoints import read_trainer_state
+from asterism.engine.learner.checkpoints.checkpoint_folders import read_trainer_state
 from asterism.engine.learner.distributed import RankGroup, get_local
 from asterism.engine.learner.sharding import build_sharded_model, load_sharded_model
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.hf_checkpoint import fill_rows
-from asterism.engine.model.lora.lora_linear import list_adapters, list_base_parameters
-from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.model.lora_linear import list_adapters, list_base_parameters
+from asterism.engine.model.lora_options import LoraOptions
 from asterism.engine.model.packed_attention import Segments
 from asterism.policies.losses.token_scores import ScoredTokens, TokenScores
 

@@ -9,7 +9,7 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.weight_publisher import AdapterMerger, WeightPublisher
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.lora.lora_linear import list_adapter_parameters, list_adapters, list_base_parameters
+from asterism.engine.model.lora_linear import list_adapter_parameters, list_adapters, list_base_parameters
 from asterism.engine.weight_transfer.adapter_slots import ADAPTER_DTYPE, BASE_RECORD_BYTES, BASE_VERSION, AdapterBase
 from asterism.engine.weight_transfer.memory_sharing import CudaSharing
 from asterism.engine.weight_transfer.published_bytes import shares_gpu_weights

@@ -12,12 +12,12 @@ from asterism.engine.learner.adapters.adapted_model import (
     start_from_folder,
     start_from_model,
 )
+from asterism.engine.learner.checkpoints.training_state import load_weights
 from asterism.engine.learner.distributed import RankGroup
-from asterism.engine.learner.saving.training_state import load_weights
 from asterism.engine.learner.sharding import build_sharded_model, load_sharded_model
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.lora.lora_linear import list_adapters
-from asterism.engine.model.lora.lora_options import get_lora_options
+from asterism.engine.model.lora_linear import list_adapters
+from asterism.engine.model.lora_options import get_lora_options
 
 
 class PolicyModels:

@@ -1,6 +1,6 @@
 """Builds minibatches and packed micro batches.
 
-A minibatch is one optimizer update. engine/learner/micro_batches/packing.py distributes it over the ranks as micro
+A minibatch is one optimizer update. engine/learner/batches/packing.py distributes it over the ranks as micro
 batches, each with one forward and backward pass. The result does not depend on the order of rows; no row is dropped.
 """
 

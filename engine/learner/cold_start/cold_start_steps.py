@@ -8,15 +8,11 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from asterism.configs.schema.run_config import RunConfig
+from asterism.engine.learner.batches.load_metrics import compute_speed_metrics, measure_peak_memory, reset_peak_memory
 from asterism.engine.learner.batches.training_sequence import SequenceSource
 from asterism.engine.learner.cold_start.dialogue_set import DialogueSet
 from asterism.engine.learner.distributed import RankGroup, all_reduce
 from asterism.engine.learner.loss_reduction import compute_file_losses, sum_by_file
-from asterism.engine.learner.micro_batches.load_metrics import (
-    compute_speed_metrics,
-    measure_peak_memory,
-    reset_peak_memory,
-)
 from asterism.engine.learner.trainer import Trainer
 
 

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from asterism.configs.engines.weight_transfers import WEIGHT_TRANSFERS
+from asterism.configs.choices.weight_transfers import WEIGHT_TRANSFERS
 from asterism.configs.errors import UnusableInput
 from asterism.configs.schema.machines import EngineConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.sglang import SPARE_TOKENS, SGLangConfig
 from asterism.engine.model.hf_checkpoint import load_model_config
-from asterism.engine.model.lora.lora_options import LoraOptions, get_published_adapters
+from asterism.engine.model.lora_options import LoraOptions, get_published_adapters
 from asterism.engine.sglang.http_api import ServerInfo
 from asterism.engine.sglang.server.server_arguments import list_lora_flags
 from asterism.engine.sglang.weights.server_parameters import get_fused_name

@@ -6,7 +6,7 @@ from pathlib import Path
 from asterism.configs.loading.secret_references import resolve_references
 from asterism.configs.schema.machines import EngineConfig
 from asterism.configs.schema.sglang import PORTS_PER_SERVER, SPARE_TOKENS, SGLangConfig
-from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.model.lora_options import LoraOptions
 from asterism.engine.sglang.weights.adapters import complete_stacks
 
 HOST = "127.0.0.1"

@@ -18,14 +18,14 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 
 from asterism.bus.messages import WeightsPublished
-from asterism.configs.engines.weight_transfers import WEIGHT_TRANSFERS
+from asterism.configs.choices.weight_transfers import WEIGHT_TRANSFERS
 from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.weights.checksums import ChecksumRegistry
 from asterism.engine.weight_transfer.weight_layout import WeightLayout
 
 
 class TransportParts(NamedTuple):
-    """The arguments of each transport in asterism.configs.engines.weight_transfers."""
+    """The arguments of each transport in asterism.configs.choices.weight_transfers."""
 
     layout: WeightLayout
     checksums: ChecksumRegistry

@@ -22,7 +22,7 @@ from torch import Tensor
 from asterism.bus.messages import WeightsPublished
 from asterism.engine.contract import WeightsRefused
 from asterism.engine.http.errors import ServerStatusError
-from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.model.lora_options import LoraOptions
 from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.http_api import UpdateRefused
 from asterism.engine.sglang.weights import WeightTransport

@@ -16,7 +16,7 @@ from asterism.analysis.planning.plan_inputs import PlanInputs
 from asterism.analysis.planning.run_plan import build_plan
 from asterism.bus.messages import EngineJoined, Shutdown, TurnGenerated, WeightsLoaded, WeightsPublished
 from asterism.bus.transport.in_process import Hub
-from asterism.configs.engines.engine_kinds import ENGINE_KINDS, EngineKind
+from asterism.configs.choices.engine_kinds import ENGINE_KINDS, EngineKind
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
@@ -30,7 +30,7 @@ ADDRESS = "http://10.0.0.1:8000"
 KIND = """
 import msgspec
 
-from asterism.configs.engines.engine_kinds import Servers
+from asterism.configs.choices.engine_kinds import Servers
 from asterism.configs.errors import UnusableInput
 from asterism.engine.engine_code import EngineCode
 

@@ -16,8 +16,9 @@ from asterism.actors.launch.claim_run_folder import (
     increment_counter,
 )
 from asterism.bus.transport.curve_auth import generate_key
+from asterism.configs.choices.sink_kinds import SINK_KINDS
 from asterism.configs.errors import UnusableInput
-from asterism.configs.integrity.file_manifest import MANIFEST_NAME
+from asterism.configs.file_manifest import MANIFEST_NAME
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.algorithm import EvaluationConfig
@@ -80,7 +81,7 @@ def test_a_folder_without_events_and_checkpoints_serves_any_configuration(tmp_pa
 
 def test_a_start_that_failed_with_sinks_leaves_the_folder_to_another_configuration(tmp_path: Path) -> None:
     path = claim(run_in(tmp_path))
-    for name in ("sinks", "tensorboard", "wandb", "trackio"):
+    for name in ("sinks", *(sink.store for sink in SINK_KINDS.values())):
         (path / name).mkdir()
     assert load_run(claim(run_in(tmp_path, seed=1)) / "config.toml").seed == 1
 

@@ -15,7 +15,7 @@ from asterism.actors.launch.checks import input_checks
 from asterism.actors.launch.checks.input_checks import check_inputs, list_input_checks
 from asterism.configs.errors import UnusableInput
 from asterism.engine.export.hf_export import save_model
-from asterism.engine.model.lora.lora_options import (
+from asterism.engine.model.lora_options import (
     ATTENTION_TARGETS,
     MLP_TARGETS,
     LoraOptions,

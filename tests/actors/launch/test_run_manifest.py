@@ -14,7 +14,7 @@ from asterism.actors.launch.run_manifest import (
 )
 from asterism.bus.event_log.writer import EventLog
 from asterism.configs.errors import UnusableInput
-from asterism.configs.integrity.file_manifest import MANIFEST_NAME, read_manifest
+from asterism.configs.file_manifest import MANIFEST_NAME, read_manifest
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 

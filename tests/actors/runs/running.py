@@ -14,7 +14,7 @@ from asterism.bus.codec import decode
 from asterism.bus.event_log.reader import read_events
 from asterism.bus.messages import StepRequested, TrajectoryFinished
 from asterism.configs.run_folder import RunFolder
-from asterism.engine.learner.checkpoints import list_saved_steps
+from asterism.engine.learner.checkpoints.checkpoint_folders import list_saved_steps
 
 ROOT = Path(__file__).parents[3]
 ASTERISM = (sys.executable, "-m", "asterism.actors.cli.main")

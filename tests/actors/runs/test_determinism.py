@@ -16,7 +16,7 @@ import pytest
 
 from asterism.analysis.event_logs.comparable_events import read_event_streams
 from asterism.analysis.event_logs.diff import list_divergences
-from asterism.configs.integrity.file_manifest import MANIFEST_NAME
+from asterism.configs.file_manifest import MANIFEST_NAME
 from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import (
     Start,
@@ -125,7 +125,7 @@ def test_a_run_with_killed_processes_has_the_same_results(
 def test_two_runs_with_two_learner_ranks_are_identical(tmp_path: Path, finished_run: tuple[RunFolder, str]) -> None:
     from torch.distributed.checkpoint.filesystem import FileSystemReader  # slow imports, not needed for collection
 
-    from asterism.engine.learner.checkpoints import get_tensors_folder
+    from asterism.engine.learner.checkpoints.checkpoint_folders import get_tensors_folder
 
     settings = (
         *build_strict_settings(finished_run[0]),

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from asterism.bus.codec import decode
 from asterism.bus.event_log.reader import read_events
 from asterism.bus.messages import AnswerGraded, CodeFinished, TrajectoryFinished
-from asterism.configs.integrity.file_manifest import MANIFEST_NAME
+from asterism.configs.file_manifest import MANIFEST_NAME
 from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import (
     Start,

@@ -27,7 +27,7 @@ from asterism.bus.messages import (
 )
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.engine.learner.checkpoints import list_saved_steps
+from asterism.engine.learner.checkpoints.checkpoint_folders import list_saved_steps
 from asterism.policies.groups.staleness import check_versions
 from tests.actors.runs.running import Start, finish, from_cold_start_of, is_conserved, metrics, succeed, wait_until
 from tests.batches import BatchAssembler, CompleteBatch

@@ -13,8 +13,8 @@ from asterism.bus.codec import decode
 from asterism.bus.event_log.reader import read_events
 from asterism.bus.messages import StartGroup, TrajectoryFinished
 from asterism.configs.run_folder import RunFolder, StagesFolder
-from asterism.engine.learner.checkpoints import get_tensors_folder, list_saved_steps
-from asterism.engine.learner.saving.training_state import read_whole_weights
+from asterism.engine.learner.checkpoints.checkpoint_folders import get_tensors_folder, list_saved_steps
+from asterism.engine.learner.checkpoints.training_state import read_whole_weights
 from asterism.engine.model.weight_files import list_weight_files
 from tests.actors.runs.running import ASTERISM, ROOT, SMALL, asterism, metrics, wait_until
 

@@ -10,11 +10,16 @@ from asterism.actors.runtime.resume_point import NotResumable, choose_resume_ste
 from asterism.bus.codec import encode
 from asterism.bus.event_log.writer import EventLog
 from asterism.bus.messages import BufferCursor, Envelope, StepCollected, StepCounts
-from asterism.configs.integrity.file_manifest import list_files, write_manifest
+from asterism.configs.file_manifest import list_files, write_manifest
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.batches.batch_journal import BatchJournal
-from asterism.engine.learner.checkpoints import TrainerState, get_tensors_folder, list_saved_steps, write_trainer_state
+from asterism.engine.learner.checkpoints.checkpoint_folders import (
+    TrainerState,
+    get_tensors_folder,
+    list_saved_steps,
+    write_trainer_state,
+)
 from tests.engine.learner.learner_settings import change_learner
 
 RUN = RunConfig(name="run")

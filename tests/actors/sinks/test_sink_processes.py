@@ -13,7 +13,7 @@ from asterism.actors.launch import metric_sinks
 from asterism.actors.launch.metric_sinks import MetricSinks
 from asterism.actors.sinks.delivery import count_undelivered, get_ledger_path
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema.machines import MetricsConfig, SinkName
+from asterism.configs.schema.machines import MetricsConfig
 from asterism.configs.schema.run_config import RunConfig
 from tests.actors.sinks.backends import write_lines
 
@@ -24,15 +24,15 @@ LINES = tuple({"kind": "step", "step": step, "reward": 0.5} for step in range(1,
 class SinksOfRun:
     """Sinks with processes of tests.actors.sinks.file_sink."""
 
-    def __init__(self, folder: RunFolder, behaviours: dict[SinkName, str], flush_s: float = 30.0) -> None:
+    def __init__(self, folder: RunFolder, behaviours: dict[str, str], flush_s: float = 30.0) -> None:
         run = RunConfig(name="run", metrics=MetricsConfig(sinks=tuple(behaviours), flush_s=flush_s))
         self.folder = folder
         self.behaviours = behaviours
         self.printed: list[str] = []
-        self.started: list[tuple[SinkName, bool]] = []
+        self.started: list[tuple[str, bool]] = []
         self.sinks = MetricSinks(run, folder, self.printed.append, self.build_argv)
 
-    def build_argv(self, name: SinkName, follow: bool) -> list[str]:
+    def build_argv(self, name: str, follow: bool) -> list[str]:
         self.started.append((name, follow))
         argv = [
             sys.executable,
@@ -44,17 +44,17 @@ class SinksOfRun:
         ]
         return [*argv, "--follow"] if follow else argv
 
-    async def wait_for_output(self, name: SinkName, text: str) -> None:
+    async def wait_for_output(self, name: str, text: str) -> None:
         path = self.folder.path / f"{name}.out"
         while not (path.exists() and text in path.read_text()):  # noqa: ASYNC110 - a file of another process
             await asyncio.sleep(0.01)
 
-    async def wait_for_delivery(self, name: SinkName) -> None:
+    async def wait_for_delivery(self, name: str) -> None:
         """Wait until the sink has delivered LINES."""
         while count_undelivered(self.folder, name) != (0, len(LINES)):  # noqa: ASYNC110 - a file of another process
             await asyncio.sleep(0.01)
 
-    def read_output(self, name: SinkName) -> list[str]:
+    def read_output(self, name: str) -> list[str]:
         return (self.folder.path / f"{name}.out").read_text().split()
 
 

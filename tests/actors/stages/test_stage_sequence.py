@@ -16,7 +16,7 @@ from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_stages, write_resolved
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
-from asterism.engine.learner.checkpoints import TrainerState, write_trainer_state
+from asterism.engine.learner.checkpoints.checkpoint_folders import TrainerState, write_trainer_state
 from asterism.tasks import MATH_PYTHON
 
 CONFIG = """

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from asterism.engine.learner.micro_batches.packing import split_micro_batches
+from asterism.engine.learner.batches.packing import split_micro_batches
 from asterism.engine.model.training_flops import count_forward_flops
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu import training

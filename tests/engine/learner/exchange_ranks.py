@@ -9,8 +9,8 @@ from pathlib import Path
 from asterism.configs.schema.learner_config import LearnerConfig
 from asterism.engine.learner.batches import sample_exchange
 from asterism.engine.learner.batches.minibatches import build_rl_minibatches
+from asterism.engine.learner.batches.packing import split_micro_batches
 from asterism.engine.learner.distributed import broadcast_object, join_ranks, leave_ranks
-from asterism.engine.learner.micro_batches.packing import split_micro_batches
 from tests.engine.learner.training_examples import rows, store_batch
 
 

@@ -14,8 +14,8 @@ from torch.distributed.fsdp import FSDPModule, OffloadPolicy
 from torch.distributed.tensor import DTensor
 
 from asterism.engine.learner.distributed import gather_full_parameters, join_ranks, leave_ranks, wait_at_barrier
-from asterism.engine.learner.offload.state_offload import StateOffload
 from asterism.engine.learner.sharding import shard_model
+from asterism.engine.learner.state_offload import StateOffload
 from asterism.engine.learner.trainer import Trainer
 from tests.engine.learner.training_examples import rl_sequences, small_run, trainable_model
 from tests.engine.tiny_models import write_tokenizer

@@ -14,8 +14,8 @@ from asterism.engine.learner.adapters.adapter_publisher import AdapterPublisher
 from asterism.engine.learner.distributed import join_ranks, leave_ranks
 from asterism.engine.learner.sharding import load_sharded_model
 from asterism.engine.learner.weight_publisher import AdapterMerger, WeightPublisher
-from asterism.engine.model.lora.lora_linear import list_base_parameters
-from asterism.engine.model.lora.lora_options import get_lora_options
+from asterism.engine.model.lora_linear import list_base_parameters
+from asterism.engine.model.lora_options import get_lora_options
 from tests.engine.learner.adapters.adapted_models import fill_adapters
 from tests.engine.learner.rank_probes import measuring_memory
 from tests.engine.learner.training_examples import small_run

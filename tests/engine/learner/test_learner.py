@@ -26,7 +26,7 @@ from asterism.bus.messages import (
 from asterism.bus.transport.zeromq import open_zmq_bus
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
-from asterism.engine.learner.checkpoints import list_saved_steps, read_trainer_state
+from asterism.engine.learner.checkpoints.checkpoint_folders import list_saved_steps, read_trainer_state
 from asterism.engine.learner.distributed import gather_full_parameters
 from asterism.engine.model.hf_checkpoint import load_model
 from asterism.engine.weight_transfer.shared_memory import load_published

@@ -19,10 +19,9 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.algorithm import SftFileConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.batches.batch_journal import BatchJournal
-from asterism.engine.learner.checkpoints import list_saved_steps
+from asterism.engine.learner.checkpoints.checkpoint_folders import checkpoint_writer, list_saved_steps
 from asterism.engine.learner.distributed import RankGroup, gather_full_parameters
 from asterism.engine.learner.learner_rank import CheckpointNotFound, LearnerRank
-from asterism.engine.learner.saving import checkpoint_writer
 from asterism.engine.model.hf_checkpoint import load_model
 from asterism.engine.weight_transfer.shared_memory import load_published
 from tests.engine.learner.learner_runs import make_run, no_report, saved_weights
@@ -229,7 +228,7 @@ def test_a_killed_cold_start_resumes_from_its_partial_checkpoint(
     made: tuple[RunConfig, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, folder = made
-    monkeypatch.setattr("asterism.engine.learner.saving.checkpoint_schedule.SFT_SAVE_EVERY", 2)
+    monkeypatch.setattr("asterism.engine.learner.checkpoints.checkpoint_schedule.SFT_SAVE_EVERY", 2)
 
     class Killed(Exception):
         pass

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from asterism.configs.choices.optimizer_kinds import OPTIMIZER_KINDS
 from asterism.configs.schema.algorithm import SftConfig
 from asterism.configs.schema.learner_config import LearnerConfig
 from asterism.engine.learner.optimizers import (
@@ -80,7 +81,24 @@ def test_the_cold_start_of_a_pretrained_model_uses_adamw_by_default() -> None:
 def test_reinforcement_learning_uses_only_adamw() -> None:
     model = small_model().requires_grad_(True)
     (adamw,) = build_rl_optimizers(model, LearnerConfig())
+    assert isinstance(adamw, torch.optim.AdamW)
     assert sum(len(group["params"]) for group in adamw.param_groups) == len(list(model.parameters()))
+
+
+@slow
+@pytest.mark.parametrize("name", OPTIMIZER_KINDS)
+def test_the_state_of_an_optimizer_has_the_moments_of_its_record(name: str) -> None:
+    model = small_model().requires_grad_(True)
+    numbers: set[float] = set()
+    for optimizer in build_sft_optimizers(model, SftConfig(optimizer=name)):
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        for parameter, state in optimizer.state.items():
+            moments = [each for each in state.values() if each.shape == parameter.shape]
+            assert all(each.dtype == torch.float32 for each in moments)
+            numbers.add(len(moments))
+    assert max(numbers) == OPTIMIZER_KINDS[name].moments
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (16, 6), (6, 16)])

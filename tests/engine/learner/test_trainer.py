@@ -152,7 +152,9 @@ def test_recomputed_log_probabilities_come_from_the_weights_before_the_step() ->
 def test_a_mismatch_above_the_limit_stops_before_the_update() -> None:
     made = trainer(mismatch_limit=0.1)
     before = parameters(made)
-    with pytest.raises(UnusableInput, match=r"learner\.mismatch_limit: .* differ by more than 1 nat for \d+\.\d% of"):
+    with pytest.raises(
+        UnusableInput, match=r"learner\.loss\.mismatch_limit: .* differ by more than 1 nat for \d+\.\d% of"
+    ):
         made.run_rl_step(rl_sequences(0))
     assert all(torch.equal(before[name], tensor) for name, tensor in parameters(made).items())
 

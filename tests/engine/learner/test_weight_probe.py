@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from asterism.bus.messages import WeightProbe
 from asterism.engine.learner.batches.training_sequence import TrainingSequence
-from asterism.engine.learner.checkpoints import (
+from asterism.engine.learner.checkpoints.checkpoint_folders import (
     TrainerState,
     get_trainer_folder,
     read_trainer_state,

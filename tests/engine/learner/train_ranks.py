@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.adapters.adapted_model import BasePolicy, start_from_model
-from asterism.engine.learner.checkpoints import FIRST_CHECKPOINT
+from asterism.engine.learner.checkpoints.checkpoint_folders import FIRST_CHECKPOINT
 from asterism.engine.learner.distributed import (
     RankGroup,
     gather_full,
@@ -24,8 +24,8 @@ from asterism.engine.learner.distributed import (
 from asterism.engine.learner.sharding import build_sharded_model, shard_model
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.lora.lora_linear import add_adapters, list_adapters
-from asterism.engine.model.lora.lora_options import get_lora_options
+from asterism.engine.model.lora_linear import add_adapters, list_adapters
+from asterism.engine.model.lora_options import get_lora_options
 from asterism.policies.losses import token_scores
 from tests.engine.learner.adapters.adapted_models import fill_adapters
 from tests.engine.learner.rank_probes import describe_parameters

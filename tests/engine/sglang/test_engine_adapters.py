@@ -10,7 +10,7 @@ from aiohttp import web
 
 from asterism.bus.messages import WeightsPublished
 from asterism.engine.contract import EngineFailure, WeightsRefused
-from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.model.lora_options import LoraOptions
 from asterism.engine.sglang import generate
 from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.weights.adapters import AdapterTransport

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from asterism.actors.runtime.wiring import get_stop_timeout_s
-from asterism.configs.engines.weight_transfers import WEIGHT_TRANSFERS, WeightTransfer
+from asterism.configs.choices.weight_transfers import WEIGHT_TRANSFERS, WeightTransfer
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.sglang import SGLangConfig
 from asterism.engine.engine_code import EngineStart
-from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.model.lora_options import LoraOptions
 from asterism.engine.sglang import sglang_factory
 from asterism.engine.sglang.server.external_server import ExternalServer
 from asterism.engine.sglang.server.managed_server import TERM_GRACE_S

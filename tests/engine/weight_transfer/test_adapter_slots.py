@@ -17,8 +17,8 @@ from asterism.engine.contract import Capacity, EngineFailure, Generation, Genera
 from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.learner.adapters.adapter_publisher import AdapterPublisher
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.lora.lora_linear import list_adapter_parameters, list_base_parameters
-from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.model.lora_linear import list_adapter_parameters, list_base_parameters
+from asterism.engine.model.lora_options import LoraOptions
 from asterism.engine.weight_transfer.adapter_slots import AdapterLoader, read_base
 from asterism.engine.weight_transfer.slot_file import get_body_offset, get_slot_path
 from asterism.engine.weight_transfer.slot_writer import SlotWriter

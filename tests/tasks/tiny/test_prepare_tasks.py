@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from asterism.configs.errors import UnusableInput
-from asterism.configs.integrity.file_manifest import MANIFEST_NAME
+from asterism.configs.file_manifest import MANIFEST_NAME
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.algorithm import SftConfig
 from asterism.configs.schema.dialogue import DialogueConfig

@@ -15,7 +15,7 @@ from asterism.policies.rollout.trajectory import Rules
 from asterism.sandbox.contract import CodeResult, Grade, SandboxFailure
 from asterism.tasks.hosting.host_pool import CallResult
 from asterism.tasks.hosting.task_services import TaskServices
-from asterism.tasks.solo.solo_driver import SoloTask
+from asterism.tasks.solo_driver import SoloTask
 from tests.fakes import TOKENIZER, rules
 
 ENDLESS = "..."  # a turn or program that ends only when it is stopped

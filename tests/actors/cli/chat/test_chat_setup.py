@@ -13,7 +13,7 @@ from asterism.configs.errors import UnusableInput
 from asterism.configs.schema.algorithm import Sampling
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.tasks.checking.task_check import write_byte_tokenizer
-from asterism.tasks.solo.solo_driver import SoloTask
+from asterism.tasks.solo_driver import SoloTask
 from tests.actors.cli.chat.scripted_chats import RecordedView, ScriptedEngine, ScriptedSandbox
 
 COUNTER = '''

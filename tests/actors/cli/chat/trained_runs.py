@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from asterism.configs.integrity.file_manifest import list_files, write_manifest
+from asterism.configs.file_manifest import list_files, write_manifest
 from asterism.configs.load import load_run, write_resolved
 from asterism.configs.run_folder import RunFolder
 from asterism.engine.data.sft_dialogues import iter_sft_dialogues

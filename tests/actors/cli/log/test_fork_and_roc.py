@@ -13,12 +13,12 @@ from asterism.actors.cli.log.fork_command import ForkOptions, fork_trajectory
 from asterism.actors.replay.branch_runner import EndedTrajectory
 from asterism.actors.replay.replay import redecide_all, replay_trajectory
 from asterism.actors.runtime.wiring import build_deciders, build_rules
-from asterism.analysis.what_if.roc_refilter import read_judged_groups
+from asterism.analysis.roc_refilter import read_judged_groups
 from asterism.bus.addresses import HEAD
 from asterism.bus.codec import decode
 from asterism.bus.event_log.reader import read_events
 from asterism.bus.messages import TrajectoryFinished, bytes_to_ids
-from asterism.configs.integrity.file_manifest import MANIFEST_NAME
+from asterism.configs.file_manifest import MANIFEST_NAME
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.engine.model.tokenizer import load_tokenizer

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from asterism.actors.cli.log.fork_result import Branch, ForkResult, show_fork
-from asterism.analysis.what_if.trajectory_diff import TokenDivergence, TrajectoryComparison, TrajectoryOutcome, TurnText
+from asterism.analysis.trajectory_diff import TokenDivergence, TrajectoryComparison, TrajectoryOutcome, TurnText
 from tests.actors.cli.golden_text import assert_matches_golden
 
 TEXTS = (

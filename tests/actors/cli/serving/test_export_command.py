@@ -24,7 +24,7 @@ from asterism.actors.cli.main import app
 from asterism.actors.cli.serving.export_command import ExportOptions, export_run, export_step
 from asterism.actors.engines.checkpoint_argument import RunStep, find_run_step
 from asterism.configs.errors import UnusableInput
-from asterism.configs.integrity.file_manifest import MANIFEST_NAME
+from asterism.configs.file_manifest import MANIFEST_NAME
 from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.algorithm import GREEDY
@@ -32,8 +32,8 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.contract import Capacity, GenerationRequest
 from asterism.engine.data.task_inputs import build_renderer, write_task_descriptions
 from asterism.engine.inference.embedded import EmbeddedEngine
-from asterism.engine.learner.best_checkpoint import BestCheckpoint, get_best_checkpoint_path
-from asterism.engine.learner.checkpoints import get_trainer_folder
+from asterism.engine.learner.checkpoints.best_checkpoint import BestCheckpoint, get_best_checkpoint_path
+from asterism.engine.learner.checkpoints.checkpoint_folders import get_trainer_folder
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.learner_rank import LearnerRank
 from asterism.engine.model.tokenizer import load_tokenizer

@@ -9,8 +9,8 @@ from asterism.engine.learner.adapters.adapted_model import initialize_adapters
 from asterism.engine.learner.weight_publisher import AdapterMerger
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.hf_checkpoint import fill_rows
-from asterism.engine.model.lora.lora_linear import add_adapters, list_adapters, list_base_parameters
-from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.model.lora_linear import add_adapters, list_adapters, list_base_parameters
+from asterism.engine.model.lora_options import LoraOptions
 from tests.engine.tiny_models import small_architecture, small_model
 
 OPTIONS = LoraOptions(rank=3, alpha=12.0, targets=("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from asterism.configs.schema.machines import EngineConfig
-from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.model.lora_options import LoraOptions
 from asterism.engine.sglang.server.compatibility import ServerUnusable, check_compatibility
 from tests.engine.sglang.server.requirements import make_info, make_requirements
 from tests.engine.tiny_models import save_small_model, small_model

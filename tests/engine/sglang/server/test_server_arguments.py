@@ -6,7 +6,7 @@ import pytest
 
 from asterism.configs.schema.machines import EngineConfig
 from asterism.configs.schema.sglang import SGLangConfig
-from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.model.lora_options import LoraOptions
 from asterism.engine.sglang.server.server_arguments import build_argv, build_environment
 
 SCRATCH = Path("/tmp/scratch")

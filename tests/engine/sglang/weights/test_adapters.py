@@ -17,8 +17,8 @@ from torch import Tensor
 from asterism.bus.messages import WeightsPublished
 from asterism.engine.contract import EngineFailure, WeightsRefused
 from asterism.engine.learner.adapters.adapter_publisher import AdapterPublisher
-from asterism.engine.model.lora.lora_linear import list_adapter_parameters, list_base_parameters
-from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.model.lora_linear import list_adapter_parameters, list_base_parameters
+from asterism.engine.model.lora_options import LoraOptions
 from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.weights.adapters import AdapterTransport, complete_stacks
 from asterism.engine.weight_transfer.adapter_slots import read_base

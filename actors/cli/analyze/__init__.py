@@ -1,1 +1,0 @@
-"""The `asterism analyze` command."""

@@ -1,1 +1,0 @@
-"""Entropy of the policy at each generated token, by kind of token."""

@@ -1,1 +1,0 @@
-"""Recomputes decisions of a finished run: other RoC filters, trajectory branches."""

@@ -1,0 +1,17 @@
+"""The metric sinks: one record for each name in metrics.sinks, and the module NAME_sink in asterism.actors.sinks."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class SinkKind(NamedTuple):
+    store: str  # its file or folder in the run's folder, if the configuration names no other place
+    packages: Sequence[str] = ()  # that it imports; the extra of its name in pyproject.toml installs them
+
+
+SINK_KINDS = {
+    "tensorboard": SinkKind("tensorboard", ("tensorboard",)),
+    "wandb": SinkKind("wandb", ("wandb",)),
+    "mlflow": SinkKind("mlflow.db", ("mlflow", "sqlalchemy", "alembic")),
+    "trackio": SinkKind("trackio", ("trackio",)),
+}

@@ -1,1 +1,0 @@
-"""Tables of the engine kinds, and of the transfers of new weights to servers."""

@@ -1,1 +1,0 @@
-"""Finds damaged files by manifests of digests."""

@@ -1,1 +1,0 @@
-"""Low-rank adapters (LoRA): their options, and the layers that have them."""

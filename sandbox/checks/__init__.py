@@ -1,1 +1,0 @@
-"""Checks of a running sandbox: escape attempts and load."""

@@ -1,1 +1,0 @@
-"""Drives one trajectory without a run: a conversation with a model, or a scripted play."""

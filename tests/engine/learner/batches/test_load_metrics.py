@@ -1,0 +1,61 @@
+"""Tests of the metrics of a step's speed, compared with counts by hand."""
+
+import pytest
+
+from asterism.engine.learner.batches.load_metrics import (
+    compute_expert_metrics,
+    compute_plan_metrics,
+    compute_speed_metrics,
+)
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.trainer import Trainer
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.training_flops import count_forward_flops
+from tests.engine.learner.batches.test_packing import sequence
+from tests.engine.learner.training_examples import rl_sequences, small_run, trainable_model
+from tests.engine.tiny_models import small_architecture, small_config
+
+
+def test_fill_and_imbalance_of_two_ranks() -> None:
+    """In one round rank 0 has 30 tokens, which cost 30 + 90 with attention, and rank 1 has 10, which cost 10 + 10."""
+    sequences = [sequence(31), sequence(11)]
+    found = compute_plan_metrics([(sequences, [[[0]], [[1]]])], 40, attention_tokens=10.0)
+    assert found == pytest.approx({"fill": 0.5, "imbalance": 1 - 70 / 120})
+    assert compute_plan_metrics([], 40, attention_tokens=10.0) == {}
+
+
+def test_tokens_per_second_and_the_share_of_the_peak() -> None:
+    config = small_config()
+    flops = count_forward_flops(config)
+    layer = 32 * (4 + 2 + 2) * 16 + 4 * 16 * 32 + 3 * 32 * 48
+    assert flops == (2 * 2 * layer, 2 * 97 * 32, 4 * 2 * 4 * 16)
+    sequences = [sequence(11), sequence(5, counted=False)]
+    forward = 10 * flops.per_token + 10 * flops.per_scored_token + 55 * flops.per_pair
+    found = compute_speed_metrics(sequences, flops, train_s=2.0, num_ranks=4, peak_tflops=1e-6)
+    assert found == pytest.approx({"trained_tokens_per_s": 5.0, "mfu": 3 * forward / (2.0 * 4 * 1e6)})
+    assert "mfu" not in compute_speed_metrics(sequences, flops, 2.0, 4, peak_tflops=0.0)
+
+
+def test_only_the_experts_that_a_token_uses_count() -> None:
+    config = small_architecture("qwen3_moe")
+    weights = {name: each.numel() for name, each in CausalLM(config).named_parameters() if each.dim() == 2}
+    experts = sum(size for name, size in weights.items() if ".experts." in name)
+    layers = sum(size for name, size in weights.items() if ".layers." in name)
+    assert count_forward_flops(config).per_token == pytest.approx(2 * (layers - experts + experts * 3 / 8))
+
+
+def test_attention_costs_as_much_as_the_products_at_attention_tokens() -> None:
+    flops = count_forward_flops(small_config())
+    length = flops.attention_tokens
+    assert length * (flops.per_token + flops.per_scored_token) == pytest.approx(length**2 / 2 * flops.per_pair)
+
+
+def test_a_step_reports_its_plan_and_the_load_of_the_experts() -> None:
+    trainer = Trainer(trainable_model("qwen3_moe"), small_run(), RankGroup())
+    trainer.start_stage("rl")
+    metrics = trainer.run_rl_step(rl_sequences(0))
+    assert 0.5 < metrics["fill"] <= 1
+    assert metrics["imbalance"] == pytest.approx(0.0, abs=1e-9)
+    assert metrics["expert_load_worst"] >= metrics["expert_load"] > 1
+    assert 0 <= metrics["experts_idle_share"] < 1
+    assert compute_expert_metrics(trainer.model, RankGroup()) == {}

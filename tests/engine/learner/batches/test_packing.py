@@ -1,0 +1,78 @@
+"""Tests: micro batches are full and equally expensive on all ranks."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asterism.engine.learner.batches.packing import split_micro_batches
+from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
+
+LENGTHS = st.lists(st.integers(1, 50), max_size=40)
+ATTENTION_TOKENS = 60_000.0
+
+
+def sequence(length: int, counted: bool = True) -> TrainingSequence:
+    ids = np.zeros(length, np.int32)
+    return build_training_sequence(ids, np.full(length, counted), np.zeros(length, np.float32), 1.0)
+
+
+def draw_lengths(count: int, seed: int) -> list[int]:
+    """Draw lengths of long responses, at most 14,336 tokens."""
+    draws = np.random.default_rng(seed).standard_normal(count)
+    return np.minimum(7000 * np.exp(0.5 * draws), 14_336).astype(int).tolist()
+
+
+def compute_costs(lengths: Sequence[int], shares: list[list[list[int]]]) -> np.ndarray:
+    """Compute costs, [ranks, micro batches]."""
+    tokens = [length - 1 for length in lengths]
+    costs = [token * (1 + token / ATTENTION_TOKENS) for token in tokens]
+    return np.array([[sum(costs[index] for index in indices) for indices in share] for share in shares])
+
+
+@given(LENGTHS, st.integers(1, 4), st.integers(1, 200))
+def test_ranks_together_train_once_on_every_sequence_with_loss(lengths: list[int], ranks: int, tokens: int) -> None:
+    shares = split_micro_batches([sequence(length) for length in lengths], ranks, tokens)
+    dealt = [index for share in shares for indices in share for index in indices]
+    assert sorted(dealt) == [index for index, length in enumerate(lengths) if length > 1]
+
+
+@given(LENGTHS, st.integers(1, 4), st.integers(1, 200))
+def test_ranks_have_equally_many_micro_batches_within_the_bound(lengths: list[int], ranks: int, tokens: int) -> None:
+    shares = split_micro_batches([sequence(length) for length in lengths], ranks, tokens)
+    assert len(shares) == ranks
+    assert len({len(share) for share in shares}) == 1
+    assert shares[0]
+    for indices in (indices for share in shares for indices in share):
+        assert sum(lengths[index] - 1 for index in indices) <= tokens or len(indices) == 1
+
+
+def test_a_sequence_without_loss_tokens_is_left_out() -> None:
+    assert split_micro_batches([sequence(5, counted=False), sequence(4)], 1, 100) == [[[1]]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_micro_batches_of_long_sequences_are_full_and_cost_the_same_on_all_ranks(seed: int) -> None:
+    lengths = draw_lengths(2000, seed)
+    shares = split_micro_batches([sequence(length) for length in lengths], 32, 16_384, ATTENTION_TOKENS)
+    room = 32 * len(shares[0]) * 16_384
+    assert (sum(lengths) - len(lengths)) / room > 0.94
+    costs = compute_costs(lengths, shares)
+    assert costs.mean(0).sum() / costs.max(0).sum() > 0.94
+
+
+def test_the_cost_of_a_sequence_includes_attention() -> None:
+    """With attention, a sequence of 100 tokens costs as much as three of 50, so that each rank has one micro batch."""
+    sequences = [sequence(length + 1) for length in (100, 50, 50, 50)]
+    assert split_micro_batches(sequences, 2, 150, attention_tokens=50.0) == [[[0]], [[1, 2, 3]]]
+    assert split_micro_batches(sequences, 2, 150) == [[[0, 3]], [[1, 2]]]
+
+
+def test_the_most_expensive_micro_batch_comes_first() -> None:
+    lengths = draw_lengths(100, seed=0)
+    for share in split_micro_batches([sequence(length) for length in lengths], 2, 16_384, ATTENTION_TOKENS):
+        costs = compute_costs(lengths, [share])[0]
+        assert list(costs) == sorted(costs, reverse=True)

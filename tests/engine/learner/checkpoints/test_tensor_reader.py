@@ -1,0 +1,98 @@
+"""Tests: the metadata of a checkpoint's tensors cannot refer to other classes or other folders."""
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
+
+from asterism.engine.learner.checkpoints.tensor_reader import TensorReader
+from asterism.engine.learner.checkpoints.training_state import read_whole_weights, write_training_state
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.model.weight_files import CheckpointError
+
+SHAPES = {"weight": (4, 2)}
+
+
+@pytest.fixture
+def tensors(tmp_path: Path) -> Path:
+    tmp_path = tmp_path / "tensors"
+    tmp_path.mkdir()
+    state = {"model": {"weight": torch.arange(8.0).reshape(4, 2)}, "random": {"cpu_0": torch.get_rng_state()}}
+    write_training_state(tmp_path, state, RankGroup(), lambda: None)
+    return tmp_path
+
+
+class Payload:
+    """An object that calls a function when it is unpickled."""
+
+    def __init__(self, call: Callable[..., object], *arguments: object) -> None:
+        self._call = call, arguments
+
+    def __reduce__(self) -> Any:
+        return self._call
+
+
+def read_metadata(tensors: Path) -> Metadata:
+    return pickle.loads((tensors / ".metadata").read_bytes())
+
+
+def replace_metadata(tensors: Path, content: object) -> None:
+    (tensors / ".metadata").write_bytes(pickle.dumps(content))
+
+
+def test_the_metadata_of_a_real_checkpoint_is_read(tensors: Path) -> None:
+    assert torch.equal(read_whole_weights(tensors, SHAPES)["weight"], torch.arange(8.0).reshape(4, 2))
+    found = TensorReader(tensors).read_metadata()
+    assert found.state_dict_metadata == read_metadata(tensors).state_dict_metadata
+
+
+@pytest.mark.parametrize(
+    ("call", "name"), [(os.mkdir, "mkdir"), (eval, "eval"), (torch.load, "load"), (getattr, "getattr")]
+)
+def test_a_call_of_another_function_is_refused_and_does_not_run(
+    tensors: Path, tmp_path: Path, call: Callable[..., object], name: str
+) -> None:
+    mark = tmp_path / "mark"
+    replace_metadata(tensors, Payload(call, str(mark)))
+    with pytest.raises(CheckpointError, match=rf"tensors/\.metadata.*{name} is no class of tensor metadata"):
+        read_whole_weights(tensors, SHAPES)
+    assert not mark.exists()
+
+
+def test_a_call_within_valid_metadata_is_refused(tensors: Path, tmp_path: Path) -> None:
+    metadata = read_metadata(tensors)
+    metadata.planner_data = Payload(os.mkdir, str(tmp_path / "mark"))
+    replace_metadata(tensors, metadata)
+    with pytest.raises(CheckpointError, match=r"posix\.mkdir is no class of tensor metadata"):
+        read_whole_weights(tensors, SHAPES)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_pickled_objects_instead_of_tensors_are_refused(tensors: Path) -> None:
+    """DCP would read pickled objects with torch.load(weights_only=False)."""
+    metadata = read_metadata(tensors)
+    metadata.state_dict_metadata["model.weight"] = BytesStorageMetadata()
+    replace_metadata(tensors, metadata)
+    with pytest.raises(CheckpointError, match="BytesStorageMetadata is no class of tensor metadata"):
+        read_whole_weights(tensors, SHAPES)
+
+
+def test_a_file_outside_of_the_folder_is_refused(tensors: Path) -> None:
+    metadata = read_metadata(tensors)
+    for place in metadata.storage_data.values():
+        place.relative_path = "../other/__0_0.distcp"
+    replace_metadata(tensors, metadata)
+    with pytest.raises(CheckpointError, match=r"is in \.\./other/__0_0\.distcp, outside of the folder"):
+        read_whole_weights(tensors, SHAPES)
+
+
+@pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps({"a": 1}), pickle.dumps(None)])
+def test_other_content_is_refused_by_name(tensors: Path, content: bytes) -> None:
+    (tensors / ".metadata").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"tensors/\.metadata"):
+        read_whole_weights(tensors, SHAPES)
