@@ -8,7 +8,6 @@ import pytest
 from asterism.actors.launch.checks.input_checks import check_inputs
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
-from asterism.configs.loading.config_layers import ConfigError
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.dialogue.chat_format import build_dialogue_format
@@ -313,58 +312,8 @@ def test_a_missing_data_file_of_a_task_is_named_with_the_remedy(inputs: Inputs) 
 # ---------------------------------------------------------------- the file
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (["weigth = 2"], "unknown key `tasks[0].weigth`; did you mean `tasks[0].weight`?"),
-        (["[tasks.dialogue]", "max_turn = 2"], "unknown key `tasks[0].dialogue.max_turn`; did you mean"),
-        (["weight = 0"], "`tasks[0].weight`"),
-        (["processes = 0"], "`tasks[0].processes`"),
-        (["call_limit_s = 0"], "`tasks[0].call_limit_s`"),
-        (["parameters = 3"], "`tasks[0].parameters`"),
-        (["variables = {A = 1}"], "tasks[0].variables"),
-    ],
-)
-def test_a_wrong_key_or_value_of_a_task_is_named_with_its_index(inputs: Inputs, lines: list[str], message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        inputs.load(inputs.write("t", *lines))
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize("name", ["", "a/b", "-a", "a b", "x" * 65])
-def test_a_name_that_is_unusable_in_files_or_metrics_is_refused(inputs: Inputs, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"tasks\[0\]\.name"):
-        inputs.load(inputs.write(name))
-
-
-def test_two_tasks_with_one_name_are_refused(inputs: Inputs) -> None:
-    with pytest.raises(ConfigError, match='tasks: the name "t" is used twice'):
-        inputs.load(inputs.write("t"), inputs.write("t"))
-
-
-def test_a_task_needs_data(inputs: Inputs) -> None:
-    with pytest.raises(ConfigError, match=r"the key `tasks\[0\]\.data` is missing"):
-        inputs.load('[[tasks]]\nname = "t"\n')
-
-
-def test_the_accepted_rewards_are_the_same_for_all_tasks(inputs: Inputs) -> None:
-    accept = '[tasks.reward]\naccept = "expression"'
-    with pytest.raises(
-        ConfigError, match=r"tasks: reward\.accept must be the same for all tasks; set it in \[reward\]"
-    ):
-        inputs.load(inputs.write("a", accept), inputs.write("b"))
-
-
 def test_an_override_changes_the_task_with_that_name(inputs: Inputs) -> None:
     tables = (inputs.write("a"), inputs.write("b", "weight = 3"))
     run = inputs.load(*tables, overrides=("tasks.b.weight=2", "tasks.a.dialogue.max_turns=7"))
     assert [task.weight for task in run.resolved_tasks] == [1.0, 2.0]
     assert [task.get_dialogue().max_turns for task in run.resolved_tasks] == [7, 10]
-    for override, message in {
-        "tasks.c.weight=2": r'--set tasks\.c\.weight=2: \[\[tasks\]\] has no table with the name "c"; known: a, b',
-        "tasks.a.weigth=2": r"unknown key `tasks\.a\.weigth`; did you mean `tasks\.a\.weight`\?",
-    }.items():
-        with pytest.raises(ConfigError, match=message):
-            inputs.load(*tables, overrides=(override,))
-    with pytest.raises(ConfigError, match='has no table with the name "a"; known: none'):
-        inputs.load(overrides=("tasks.a.weight=2",))
