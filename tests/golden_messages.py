@@ -37,6 +37,6 @@ def read_error(run: Callable[[], object], masks: dict[str, str]) -> str:
     with pytest.raises(UnusableInput) as caught:
         run()
     message = str(caught.value)
-    for text, name in masks.items():
+    for text, name in {**masks, str(Path.cwd()): "THE_CURRENT_FOLDER"}.items():
         message = message.replace(text, name)
     return message.replace("\n", "\\n")
