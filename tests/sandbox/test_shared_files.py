@@ -11,14 +11,7 @@ from tests.sandbox.conftest import StartSandbox
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 FILES = (
-    "os.__file__",
-    "'/usr'",
-    "'/'",
-    "'/dev'",
-    "'/dev/null'",
-    "'/dev/full'",
-    "'/dev/zero'",
-    "'/dev/random'",
+    *("os.__file__", "'/usr'", "'/'", "'/dev'", "'/dev/null'", "'/dev/full'", "'/dev/zero'", "'/dev/random'"),
     "'/dev/urandom'",
 )
 PREAMBLE = """
