@@ -31,7 +31,7 @@ def test_messages_with_tokens_and_calls_use_the_bulk_lane_and_others_the_control
     names = {kind.__name__ for kind in KINDS}
     bulk = {name for name in names if select_lane(name) == BULK}
     assert {
-        *("TurnRequested", "TurnGenerated", "TrajectoryFinished", "GroupAccepted", "BatchReady", "CodeRequested"),
+        *("TurnRequested", "TurnGenerated", "TrajectoryFinished", "GroupAccepted", "BatchReady", "CodeRequested")
     } <= bulk
     assert len(bulk) == 19
     assert {"Shutdown", "LeaseGranted", "StartGroup", "ExecutorLeft", "WeightsPublished"} <= names - bulk

@@ -65,8 +65,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["qwen3_1.7b_1gpu", "qwen3_4b_8gpu", "rstar2_14b_8gpu", "rstar2_14b_64gpu", "rstar2_release"],
+    "name", ["qwen3_1.7b_1gpu", "qwen3_4b_8gpu", "rstar2_14b_8gpu", "rstar2_14b_64gpu", "rstar2_release"]
 )
 def test_each_key_of_a_configuration_for_gpus_has_a_comment(name: str) -> None:
     lines = (CONFIGS / f"{name}.toml").read_text().splitlines()
