@@ -126,41 +126,6 @@ def test_blank_lines_are_skipped_but_counted(file: Path) -> None:
     assert [problem.name for problem in read_problems(file)] == ["some.jsonl:2"]
 
 
-def read_error(file: Path) -> str:
-    with pytest.raises(DatasetError) as caught:
-        list(read_problems(file))
-    return str(caught.value).replace(f"{file.parent}/", "")
-
-
-@pytest.mark.parametrize(
-    ("row", "field", "problem"),
-    [
-        ({"answer": "1"}, "question", "no question; expected a non-empty string"),
-        ({"problem": " ", "answer": "1"}, "problem", "no question; expected a non-empty string"),
-        ({"question": 7, "answer": "1"}, "question", "no question; expected a non-empty string"),
-        (
-            {"prompt": [{"role": "system", "content": "S"}], "answer": "1"},
-            "prompt",
-            "no question; expected a non-empty string",
-        ),
-        ({"question": "Q?"}, "answer", "missing, or without an answer"),
-        ({"question": "Q?", "answer": ""}, "answer", "missing, or without an answer"),
-        ({"question": "Q?", "answer": "so it is 3\n####"}, "answer", "missing, or without an answer"),
-        ({"question": "Q?", "answer": True}, "answer", "got True; expected one answer, as text or a number"),
-        (
-            {"question": "Q?", "answer": ["1", "2"]},
-            "answer",
-            "got ['1', '2']; expected one answer, as text or a number",
-        ),
-        ({"question": "Q?", "solution": "it is 3"}, "solution", "missing, or without an answer"),
-        ({"prompt": "Q?", "reward_model": {}}, "reward_model.ground_truth", "missing, or without an answer"),
-    ],
-)
-def test_an_incomplete_row_is_refused_with_its_field(file: Path, row: dict[str, Any], field: str, problem: str) -> None:
-    write_jsonl(file, {"question": "a", "answer": "1"}, row)
-    assert read_error(file) == f"some.jsonl: row 2, field `{field}`: {problem}"
-
-
 @pytest.mark.parametrize(
     ("given", "answer"),
     [

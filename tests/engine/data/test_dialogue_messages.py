@@ -9,7 +9,7 @@ import pytest
 from asterism.configs.schema.algorithm import SftFileConfig
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.engine.data.data_files import DatasetError, DatasetRow
-from asterism.engine.data.dialogue_messages import DatasetLocation, DialogueMessage, parse_dialogue
+from asterism.engine.data.dialogue_messages import DatasetLocation, DialogueMessage
 from asterism.engine.data.sft_dialogues import iter_sft_dialogues
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.policies.dialogue.json_calls import format_tool_call
@@ -167,28 +167,3 @@ def test_a_prefill_without_a_tag_must_begin_the_content(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "1+2?"}, {"role": "assistant", "content": "Three."}]
     with pytest.raises(DatasetError, match=r"`messages\[1\]\.content`: must start with Well, , the prefill"):
         write_turns(tmp_path / "some.jsonl", {"messages": messages}, prefill="Well, ")
-
-
-@pytest.mark.parametrize(
-    ("conversations", "problem"),
-    [
-        (
-            [{"from": "human", "value": "?"}, {"from": "function_call", "value": "{"}],
-            "`conversations[1].value`: not JSON: ",
-        ),
-        (
-            [{"from": "human", "value": "?"}, {"from": "function_call"}, {"from": "gpt", "value": "!"}],
-            "`conversations[2].role`: 'assistant' cannot follow assistant",
-        ),
-        (
-            [{"from": "human", "value": "?"}, {"from": "gpt", "tool_calls": 7}, {"from": "function_call"}],
-            "`conversations[1].tool_calls`: expected a list of calls",
-        ),
-        ([{"from": "gpt", "value": "!"}], "`conversations[0].role`: 'assistant' cannot follow nothing"),
-        ([], "`conversations`: expected a list of messages"),
-    ],
-)
-def test_an_unusable_conversation_is_reported(conversations: list[Any], problem: str) -> None:
-    with pytest.raises(DatasetError) as caught:
-        parse_dialogue(DatasetRow(Path("some.jsonl"), 3, {"conversations": conversations}))
-    assert str(caught.value).startswith(f"some.jsonl: row 3, field {problem}")
