@@ -37,11 +37,7 @@ IMPURE = (
     *("__builtins__", "assert n", "n: int = 1"),
 )
 NAMES: dict[str, Any] = {
-    "__builtins__": builtins,
-    "n": 1,
-    "s": "text",
-    "flat": [1, 2.0, "three", None],
-    "words": {"a": b"b"},
+    **{"__builtins__": builtins, "n": 1, "s": "text", "flat": [1, 2.0, "three", None], "words": {"a": b"b"}},
     "nested": [[1]],
     "foreign": io.StringIO(),
     "of_foreign": (io.StringIO(),),
