@@ -7,36 +7,39 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from asterism.configs.errors import UnusableInput
 
 _ARROW = " => "
 
 
-def check_golden_messages(path: Path, run: Callable[[str], object], masks: dict[str, str]) -> None:
-    """Run the input of each line and compare the error with the line's message. `masks`: texts that vary -> their names.
+def check_golden_messages(
+    path: Path, run: Callable[[str], object], masks: dict[str, str], error: type[UnusableInput] = UnusableInput
+) -> None:
+    """Run the input of each line and compare its error with the line's message.
 
-    Newlines are written as `\\n` on both sides. Lines that begin with `#` are comments.
+    Newlines are written as `\\n` on both sides. Lines that begin with `#` are comments. `masks` has the names of the texts
+    that vary. Raises AssertionError for an input that is accepted, also while the file is rewritten.
     """
     lines = path.read_text(encoding="utf-8").splitlines()
-    found = [line if line.startswith("#") or not line else _describe(line, run, masks) for line in lines]
+    masks = {**masks, str(Path.cwd()): "THE_CURRENT_FOLDER"}
+    found: list[str] = []
+    for line in lines:
+        case = line.partition(_ARROW)[0]
+        is_case = line and not line.startswith("#")
+        found.append(f"{case}{_ARROW}{_read_error(case, run, masks, error)}" if is_case else line)
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text("".join(f"{line}\n" for line in found), encoding="utf-8")
     else:
         assert found == lines
 
 
-def _describe(line: str, run: Callable[[str], object], masks: dict[str, str]) -> str:
-    case = line.partition(_ARROW)[0]
-    return f"{case}{_ARROW}{read_error(lambda: run(case.replace(chr(92) + 'n', chr(10))), masks)}"
-
-
-def read_error(run: Callable[[], object], masks: dict[str, str]) -> str:
-    """Return the message in one line, without the texts that vary."""
-    with pytest.raises(UnusableInput) as caught:
-        run()
-    message = str(caught.value)
-    for text, name in {**masks, str(Path.cwd()): "THE_CURRENT_FOLDER"}.items():
+def _read_error(case: str, run: Callable[[str], object], masks: dict[str, str], error: type[UnusableInput]) -> str:
+    try:
+        run(case.replace(r"\n", "\n"))
+    except error as caught:
+        message = str(caught)
+    else:
+        raise AssertionError(f"this input is accepted: {case}")
+    for text, name in masks.items():
         message = message.replace(text, name)
-    return message.replace("\n", "\\n")
+    return message.replace("\n", r"\n")

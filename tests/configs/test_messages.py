@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from asterism.configs.load import load_run, load_stages
+from asterism.configs.loading.config_layers import ConfigError
 from tests.golden_messages import check_golden_messages
 
 
@@ -17,4 +18,4 @@ def test_each_mistake_is_refused_with_its_key_and_the_remedy(tmp_path: Path) -> 
         settings = [each.removesuffix(" ") for each in overrides]
         load_stages(file, settings) or load_run(file, settings)
 
-    check_golden_messages(Path(__file__).parent / "messages.txt", load, {f"{tmp_path}/": ""})
+    check_golden_messages(Path(__file__).parent / "messages.txt", load, {f"{tmp_path}/": ""}, ConfigError)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from asterism.engine.data.data_files import DatasetRow
+from asterism.engine.data.data_files import DatasetError, DatasetRow
 from asterism.engine.data.datasets import read_problems
 from asterism.engine.data.dialogue_messages import parse_dialogue
 from asterism.engine.data.sft_dialogues import iter_sft_dialogues
@@ -32,4 +32,4 @@ def test_each_unusable_row_is_refused_with_its_field(tmp_path: Path) -> None:
         readers = {"problem": read_problem, "messages": read_messages, "conversations": read_conversations}
         readers[kind](json.loads(row, strict=False))
 
-    check_golden_messages(Path(__file__).parent / "messages.txt", read, {f"{tmp_path}/": ""})
+    check_golden_messages(Path(__file__).parent / "messages.txt", read, {f"{tmp_path}/": ""}, DatasetError)

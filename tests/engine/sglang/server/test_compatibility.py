@@ -107,5 +107,5 @@ def test_a_server_that_cannot_load_the_adapters_is_refused_with_the_flag():
         accepted.append(case)
         check_compatibility(info, make_requirements()._replace(lora=LORA), "the server")
 
-    check_golden_messages(Path(__file__).parent / "adapter_messages.txt", check, {})
+    check_golden_messages(Path(__file__).parent / "adapter_messages.txt", check, {}, ServerUnusable)
     assert len(accepted) == 5
