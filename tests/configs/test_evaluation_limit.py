@@ -42,7 +42,7 @@ def test_evaluations_without_a_limit_have_the_limit_of_each_task() -> None:
         assert [run.limit_evaluated_response(task) for task in run.resolved_tasks] == expected
 
 
-def test_a_limit_below_that_of_training_is_named_only_where_nothing_trains() -> None:
+def test_a_limit_below_the_limit_of_training_is_named_only_if_nothing_trains() -> None:
     lower = ("evaluation.response_tokens=300",)
     assert load(*lower).sequence_keys == "dialogue.prompt_tokens + response_tokens"
     assert load(*lower, "evaluation.only=true").sequence_keys == "dialogue.prompt_tokens + evaluation.response_tokens"
