@@ -68,11 +68,7 @@ def text_context(dialogue: DialogueConfig = DialogueConfig()) -> TextContext:  #
 
 def start_group(size: int = 1, first_trajectory_id: int = 7, **changes: object) -> StartGroup:
     settings: dict[str, object] = {
-        "group_id": 0,
-        "purpose": "train",
-        "problem": "q:1",
-        "ground_truth": "2",
-        "prompt_ids": PROMPT,
+        **{"group_id": 0, "purpose": "train", "problem": "q:1", "ground_truth": "2", "prompt_ids": PROMPT},
         "sampling": Sampling(),
         "seed": 5,
     }

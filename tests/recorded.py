@@ -6,23 +6,9 @@ from tempfile import TemporaryDirectory
 
 from asterism.actors.replay.replay import ReplayedTrajectory, ResultOverride, replay_trajectory
 from asterism.actors.runtime.decider_loop import decide_event, get_trajectory_ids
+from asterism.bus import messages as msg
 from asterism.bus.codec import encode
 from asterism.bus.event_log.writer import EventLog
-from asterism.bus.messages import (
-    AnswerGraded,
-    AnswerSubmitted,
-    AnyMessage,
-    CodeFinished,
-    CodeOk,
-    CodeOutcome,
-    CodeRequested,
-    EngineJoined,
-    Envelope,
-    ExecutorJoined,
-    Output,
-    RunStarted,
-    TurnRequested,
-)
 from asterism.bus.messages.run import BufferCursor
 from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder
@@ -53,13 +39,13 @@ class Recording:
         self._deciders = deciders(**rule_changes)
         self._tick_s = tick_s
         self.now = 100.0
-        self.turns: list[TurnRequested] = []
-        self.calls: list[CodeRequested | AnswerSubmitted] = []
+        self.turns: list[msg.TurnRequested] = []
+        self.calls: list[msg.CodeRequested | msg.AnswerSubmitted] = []
 
-    def tell(self, to: str, message: AnyMessage, sender: str = "x") -> None:
+    def tell(self, to: str, message: msg.AnyMessage, sender: str = "x") -> None:
         self.now += self._tick_s
         process, _, actor = to.partition("/")
-        envelope = Envelope(sender, to, message)
+        envelope = msg.Envelope(sender, to, message)
         kind, about, frame = type(message).__name__, get_trajectory_ids(message), encode(envelope)
         seq = self._logs[process].append(self.now, actor or process, sender, kind, about, frame)
         if to not in self._deciders:
@@ -68,19 +54,19 @@ class Recording:
         assert not isinstance(decided.effects, str), decided.effects
         self._logs[process].append_decision(seq, *decided.fingerprints)
         for effect in decided.effects:
-            if isinstance(effect.message, TurnRequested):
+            if isinstance(effect.message, msg.TurnRequested):
                 self.turns.append(effect.message)
-            elif isinstance(effect.message, CodeRequested | AnswerSubmitted):
+            elif isinstance(effect.message, msg.CodeRequested | msg.AnswerSubmitted):
                 self.calls.append(effect.message)
             elif effect.to in (*self._deciders, "head/buffer"):
                 self.tell(effect.to, effect.message, to)
 
     def begin(self) -> None:
-        self.tell("head/arbiter", RunStarted(0, BufferCursor()), "head")
-        self.tell("head/buffer", RunStarted(0, BufferCursor()), "head")
-        self.tell("rollout-0", RunStarted(0, BufferCursor()), "rollout-0")
-        self.tell("rollout-0", ExecutorJoined(EXECUTOR, 4), "launcher")
-        self.tell("head/arbiter", EngineJoined("generator-0", 65_536, 16, 0), "generator-0")
+        self.tell("head/arbiter", msg.RunStarted(0, BufferCursor()), "head")
+        self.tell("head/buffer", msg.RunStarted(0, BufferCursor()), "head")
+        self.tell("rollout-0", msg.RunStarted(0, BufferCursor()), "rollout-0")
+        self.tell("rollout-0", msg.ExecutorJoined(EXECUTOR, 4), "launcher")
+        self.tell("head/arbiter", msg.EngineJoined("generator-0", 65_536, 16, 0), "generator-0")
 
     def work(self, sayings: Mapping[tuple[int, int], str], output: str = "4") -> None:
         """Finish all turns and calls.
@@ -94,13 +80,13 @@ class Recording:
                 said = generated(turn.trajectory_id, turn.turn, text, lease=turn.lease)
                 self.tell("rollout-0", said, "generator-0")
             else:
-                self.answer(self.calls.pop(0), CodeOk(Output(output)))
+                self.answer(self.calls.pop(0), msg.CodeOk(msg.Output(output)))
 
-    def answer(self, call: CodeRequested | AnswerSubmitted, outcome: CodeOutcome) -> None:
-        if isinstance(call, CodeRequested):
-            self.tell("rollout-0", CodeFinished(call.trajectory_id, call.call, outcome, 0.01, EXECUTOR), EXECUTOR)
+    def answer(self, call: msg.CodeRequested | msg.AnswerSubmitted, outcome: msg.CodeOutcome) -> None:
+        if isinstance(call, msg.CodeRequested):
+            self.tell("rollout-0", msg.CodeFinished(call.trajectory_id, call.call, outcome, 0.01, EXECUTOR), EXECUTOR)
         else:
-            self.tell("rollout-0", AnswerGraded(call.trajectory_id, 1.0, 0.01, EXECUTOR), EXECUTOR)
+            self.tell("rollout-0", msg.AnswerGraded(call.trajectory_id, 1.0, 0.01, EXECUTOR), EXECUTOR)
 
     def close(self) -> None:
         for log in self._logs.values():
@@ -138,14 +124,14 @@ TID = 8
 GROUP = start_group(1, TID, group_id=3)
 RULES = rules(max_calls_per_turn=2)
 THREE_TURNS = (CALL, CALL + CALL, ANSWER)
-SEVEN = CodeOk(Output("seven"))
+SEVEN = msg.CodeOk(msg.Output("seven"))
 
 
 def record_trajectory(
-    recording: Recording, texts: Sequence[str] = THREE_TURNS, first_outcome: CodeOutcome = SEVEN
+    recording: Recording, texts: Sequence[str] = THREE_TURNS, first_outcome: msg.CodeOutcome = SEVEN
 ) -> None:
     """The calls print "seven", "eight" and "nine"; the last call of a turn ends first."""
-    outcomes = (first_outcome, CodeOk(Output("eight")), CodeOk(Output("nine")))
+    outcomes = (first_outcome, msg.CodeOk(msg.Output("eight")), msg.CodeOk(msg.Output("nine")))
     recording.begin()
     recording.tell("rollout-0", GROUP, "head/buffer")
     for text in texts:
@@ -153,11 +139,13 @@ def record_trajectory(
         recording.tell("rollout-0", generated(TID, turn.turn, text, lease=turn.lease), "generator-0")
         while recording.calls:
             call = recording.calls.pop()
-            recording.answer(call, outcomes[call.call] if isinstance(call, CodeRequested) else SEVEN)
+            recording.answer(call, outcomes[call.call] if isinstance(call, msg.CodeRequested) else SEVEN)
 
 
 def replay_recorded(
-    texts: Sequence[str] = THREE_TURNS, first_outcome: CodeOutcome = SEVEN, tool_result: ResultOverride | None = None
+    texts: Sequence[str] = THREE_TURNS,
+    first_outcome: msg.CodeOutcome = SEVEN,
+    tool_result: ResultOverride | None = None,
 ) -> ReplayedTrajectory:
     with TemporaryDirectory() as path:
         folder = RunFolder(Path(path) / "run")

@@ -17,22 +17,10 @@ from asterism.analysis.metrics import get_column, read_metrics
 from asterism.analysis.summary_table import build_summary_table, list_health_lines, read_summary
 
 SUMMARY: dict[str, Any] = {
-    "seed": 3,
-    "params": 452_096,
-    "sft_s": 81.2,
-    "rl_s": 75.0,
-    "steps": 60,
-    "pass1_start": 0.381,
-    "pass1_end": 0.957,
-    "greedy_start": 0.42,
-    "greedy_end": 0.994,
-    "err_positive_start": 0.331,
-    "err_positive_end": None,
-    "tokens_per_s": 15123.4,
-    "trajectories_started": 18_432,
-    "trajectories_finished": 18_430,
-    "trajectories_failed": 2,
-    "replay_identical": True,
+    **{"seed": 3, "params": 452_096, "sft_s": 81.2, "rl_s": 75.0, "steps": 60, "pass1_start": 0.381},
+    **{"pass1_end": 0.957, "greedy_start": 0.42, "greedy_end": 0.994, "err_positive_start": 0.331},
+    **{"err_positive_end": None, "tokens_per_s": 15123.4, "trajectories_started": 18_432},
+    **{"trajectories_finished": 18_430, "trajectories_failed": 2, "replay_identical": True},
 }
 
 pytestmark = pytest.mark.slow  # matplotlib draws

@@ -4,22 +4,14 @@ from typing import get_args
 
 import pytest
 
+from asterism.bus import messages as msg
 from asterism.bus.codec import build_kind_prefix, encode, has_kind_prefix
 from asterism.bus.lanes import BULK, CONTROL, select_frame_lane, select_lane
-from asterism.bus.messages import (
-    AnyMessage,
-    CodeRequested,
-    Envelope,
-    LeaseReleased,
-    SessionEnded,
-    TokenRecord,
-    TrajectoryFinished,
-)
 
-KINDS: tuple[type[AnyMessage], ...] = get_args(AnyMessage)
+KINDS: tuple[type[msg.AnyMessage], ...] = get_args(msg.AnyMessage)
 
 
-def make_frame(kind: type[AnyMessage], sender: str = "a", to: str = "b") -> bytes:
+def make_frame(kind: type[msg.AnyMessage], sender: str = "a", to: str = "b") -> bytes:
     """Return the prefix of a frame, which determines its lane."""
     return (
         bytes((0x93, 0xA0 + len(sender)))
@@ -31,7 +23,7 @@ def make_frame(kind: type[AnyMessage], sender: str = "a", to: str = "b") -> byte
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_the_lane_of_a_frame_is_the_lane_of_its_kind(kind: type[AnyMessage]) -> None:
+def test_the_lane_of_a_frame_is_the_lane_of_its_kind(kind: type[msg.AnyMessage]) -> None:
     assert select_frame_lane(make_frame(kind)) == select_lane(kind.__name__)
 
 
@@ -39,32 +31,27 @@ def test_messages_with_tokens_and_calls_use_the_bulk_lane_and_others_the_control
     names = {kind.__name__ for kind in KINDS}
     bulk = {name for name in names if select_lane(name) == BULK}
     assert {
-        "TurnRequested",
-        "TurnGenerated",
-        "TrajectoryFinished",
-        "GroupAccepted",
-        "BatchReady",
-        "CodeRequested",
+        *("TurnRequested", "TurnGenerated", "TrajectoryFinished", "GroupAccepted", "BatchReady", "CodeRequested")
     } <= bulk
     assert len(bulk) == 19
     assert {"Shutdown", "LeaseGranted", "StartGroup", "ExecutorLeft", "WeightsPublished"} <= names - bulk
 
 
 def test_the_lane_of_a_message_with_many_fields_is_detected() -> None:
-    message = TrajectoryFinished(
-        1, 2, 1.0, "length", TokenRecord(3, b"", b"", b"", b""), 1, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0
+    message = msg.TrajectoryFinished(
+        1, 2, 1.0, "length", msg.TokenRecord(3, b"", b"", b"", b""), 1, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0
     )
-    assert 1 + len(TrajectoryFinished.__struct_fields__) > 15  # beyond the short array header
-    assert select_frame_lane(encode(Envelope("rollout-0", "head/buffer", message))) == BULK
+    assert 1 + len(msg.TrajectoryFinished.__struct_fields__) > 15  # beyond the short array header
+    assert select_frame_lane(encode(msg.Envelope("rollout-0", "head/buffer", message))) == BULK
 
 
 @pytest.mark.parametrize("address", ["a", "executor-0/1", "a" * 31, "a" * 32, "a" * 255, "a" * 256])
 def test_a_kind_is_detected_by_its_prefix_for_all_addresses(address: str) -> None:
-    prefixes = (build_kind_prefix(CodeRequested), build_kind_prefix(SessionEnded))
-    called = CodeRequested(7, 0, "jupyter_code", "1", "")
-    for envelope in (Envelope(address, "b", called), Envelope("b", address, SessionEnded(7))):
+    prefixes = (build_kind_prefix(msg.CodeRequested), build_kind_prefix(msg.SessionEnded))
+    called = msg.CodeRequested(7, 0, "jupyter_code", "1", "")
+    for envelope in (msg.Envelope(address, "b", called), msg.Envelope("b", address, msg.SessionEnded(7))):
         assert has_kind_prefix(encode(envelope), prefixes) == (len(address) < 256)
-    assert not has_kind_prefix(encode(Envelope(address, address, LeaseReleased(7, 5))), prefixes)
+    assert not has_kind_prefix(encode(msg.Envelope(address, address, msg.LeaseReleased(7, 5))), prefixes)
 
 
 @pytest.mark.parametrize("frame", [b"", b"\x93", b"\x93\xa1a", b"\x93\xd9", b"\xc1 nonsense"])

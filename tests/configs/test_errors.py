@@ -10,15 +10,8 @@ from asterism.configs.errors import GIB, format_bytes
 @pytest.mark.parametrize(
     ("num_bytes", "text"),
     [
-        (0, "0.00 MiB"),
-        (100, "0.10 KiB"),
-        (4096, "4.00 KiB"),
-        (262_144, "0.25 MiB"),
-        (45 * 2**20, "45.00 MiB"),
-        (GIB // 25, "40.96 MiB"),
-        (GIB - 1, "1,024.00 MiB"),
-        (GIB, "1.00 GiB"),
-        (1.5 * GIB, "1.50 GiB"),
+        *((0, "0.00 MiB"), (100, "0.10 KiB"), (4096, "4.00 KiB"), (262_144, "0.25 MiB"), (45 * 2**20, "45.00 MiB")),
+        *((GIB // 25, "40.96 MiB"), (GIB - 1, "1,024.00 MiB"), (GIB, "1.00 GiB"), (1.5 * GIB, "1.50 GiB")),
         (3000 * GIB, "3,000.00 GiB"),
         (-2 * GIB, "-2.00 GiB"),
     ],

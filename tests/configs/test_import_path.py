@@ -69,18 +69,3 @@ def test_files_are_relative_to_the_configuration_and_modules_are_not(tmp_path: P
     )
     run = load_run(toml)
     assert run.reward.functions == {"a": f"{tmp_path}/rewards.py:give", "b": "package.rewards:give", "c": "math"}
-
-
-@pytest.mark.parametrize(
-    ("table", "problem"),
-    [
-        ('[reward.functions]\na-b = "x:y"\n', 'functions: "a-b" is no name'),
-        ("[reward.weights]\na = 0.5\n", "weights.a: reward.functions has no such function"),
-    ],
-)
-def test_names_and_weights_are_checked(tmp_path: Path, table: str, problem: str) -> None:
-    toml = tmp_path / "run.toml"
-    toml.write_text(f'name = "some"\n{table}')
-    with pytest.raises(UnusableInput) as raised:
-        load_run(toml)
-    assert problem in str(raised.value)

@@ -23,14 +23,8 @@ PAGE = ROOT / "docs" / "recipe-differences.md"
 HEADER = ["Key", "Report", "Release", "Default here", "Demo", "Reason"]
 NOT_STATED = "not stated"
 SECTIONS: dict[str, type[Section]] = {
-    "dialogue": DialogueConfig,
-    "sampling": Sampling,
-    "sft": SftConfig,
-    "rl": RlConfig,
-    "reward": RewardConfig,
-    "roc": RocConfig,
-    "learner": LearnerConfig,
-    "evaluation": EvaluationConfig,
+    **{"dialogue": DialogueConfig, "sampling": Sampling, "sft": SftConfig, "rl": RlConfig, "reward": RewardConfig},
+    **{"roc": RocConfig, "learner": LearnerConfig, "evaluation": EvaluationConfig},
 }
 # These keys do not change the mathematics of training, or have no counterpart in report and release.
 OTHER_KEYS = {

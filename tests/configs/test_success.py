@@ -1,4 +1,4 @@
-"""The key evaluation.success has these forms, errors and effects."""
+"""evaluation.success: its forms and its effects."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
 from asterism.configs.schema.success import SuccessRule, parse_success
 
@@ -33,14 +32,6 @@ def test_a_criterion_is_a_component_or_a_lower_limit(text: str, rule: SuccessRul
     assert parse_success(rule.describe()) == rule
 
 
-@pytest.mark.parametrize(
-    "text", ["reward", "reward < 1", "1 > reward", "correct and format", "correct >", "correct > .", "correct > 1e999"]
-)
-def test_any_other_text_is_refused_with_the_forms(text: str) -> None:
-    with pytest.raises(ValueError, match=r'success = ".*; expected the name of a component \("correct"\)'):
-        parse_success(text)
-
-
 def test_a_component_without_a_limit_must_be_complete() -> None:
     rule = parse_success("correct")
     assert [rule.is_met(9.0, {"correct": value}) for value in (0.0, 0.25, 0.99, 1.0, 2.0)] == [False] * 3 + [True] * 2
@@ -65,20 +56,5 @@ def test_the_key_decides_on_evaluations_and_positives(tmp_path: Path) -> None:
     assert load(tmp_path, "evaluation.success=format.words > 3").success == SuccessRule("format.words", ">", 3.0)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["evaluation.success=correct"], 'the reward has no component "correct"; it has math, format, and reward is'),
-        (["evaluation.success=reward"], 'success = "reward" has no limit'),
-        (["evaluation.success=math", "roc.positive_above=0.5"], "remove roc.positive_above"),
-    ],
-)
-def test_an_unusable_criterion_names_the_key_and_the_remedy(tmp_path: Path, overrides: list[str], message: str) -> None:
-    with pytest.raises(UnusableInput, match=message):
-        load(tmp_path, *overrides)
-
-
 def test_the_component_of_the_grader_is_known_without_functions() -> None:
     assert load_run(None, ["name=r", "evaluation.success=correct"]).success.name == "correct"
-    with pytest.raises(UnusableInput, match='no component "math"; it has correct'):
-        load_run(None, ["name=r", "evaluation.success=math"])

@@ -31,11 +31,7 @@ def test_the_keys_of_a_table_come_before_its_tables() -> None:
 
 def test_numbers_keep_their_type() -> None:
     assert [encode_value(value) for value in (1, 1.0, 1e-9, math.inf, -math.inf)] == [
-        "1",
-        "1.0",
-        "1e-09",
-        "inf",
-        "-inf",
+        *("1", "1.0", "1e-09", "inf", "-inf")
     ]
 
 

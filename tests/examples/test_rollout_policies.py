@@ -11,27 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asterism.bus.messages import (
-    AnswerGraded,
-    AnswerSubmitted,
-    AnyMessage,
-    CodeFinished,
-    CodeOk,
-    CodeRequested,
-    ExecutorJoined,
-    ExecutorLeft,
-    GroupAborted,
-    LeaseGranted,
-    LeaseRequested,
-    Output,
-    StartGroup,
-    TrajectoryAborted,
-    TrajectoryFailed,
-    TrajectoryFinished,
-    TurnFailed,
-    TurnRequested,
-    bytes_to_ids,
-)
+from asterism.bus import messages as msg
 from asterism.configs.errors import UnusableInput
 from asterism.configs.schema.algorithm import RlConfig
 from asterism.policies.rollout.rollout import Rollout
@@ -42,7 +22,7 @@ from tests.fakes import ANSWER, CALL, PROMPT, TOKENIZER, generated, rules
 
 SIZE = 4
 Policy = Callable[[], IndependentTrajectories | TreeSearch]
-END = TrajectoryFinished | TrajectoryFailed | TrajectoryAborted
+END = msg.TrajectoryFinished | msg.TrajectoryFailed | msg.TrajectoryAborted
 
 
 class World:
@@ -51,54 +31,54 @@ class World:
     def __init__(self, policy: Policy, seed: int = 0, calls: int = 1, size: int = SIZE) -> None:
         self.rollout = Rollout({"": rules()}, policy)
         self.random, self.calls = Random(seed), calls
-        self.pending: list[AnyMessage] = []
-        self.requests: list[TurnRequested] = []
+        self.pending: list[msg.AnyMessage] = []
+        self.requests: list[msg.TurnRequested] = []
         self.ended: list[END] = []
         self.executor = 0
-        self.decide(ExecutorJoined("executor-0/1", 8))
-        self.decide(StartGroup(0, "train", "q:1", "2", PROMPT, size, 0, 1.0, 5))
+        self.decide(msg.ExecutorJoined("executor-0/1", 8))
+        self.decide(msg.StartGroup(0, "train", "q:1", "2", PROMPT, size, 0, 1.0, 5))
 
-    def decide(self, event: AnyMessage) -> None:
+    def decide(self, event: msg.AnyMessage) -> None:
         for send in self.rollout.decide(0.0, event):
             self.answer(send.to, send.message)
 
-    def answer(self, to: str, message: AnyMessage) -> None:
+    def answer(self, to: str, message: msg.AnyMessage) -> None:
         match message:
-            case LeaseRequested(trajectory_id=tid, lease=lease):
-                self.pending.append(LeaseGranted(tid, "generator-0", 4000, lease, 0.0, ""))
-            case TurnRequested(trajectory_id=tid, turn=turn, lease=lease):
+            case msg.LeaseRequested(trajectory_id=tid, lease=lease):
+                self.pending.append(msg.LeaseGranted(tid, "generator-0", 4000, lease, 0.0, ""))
+            case msg.TurnRequested(trajectory_id=tid, turn=turn, lease=lease):
                 self.requests.append(message)
                 turns = generated(tid, turn, CALL if turn < self.calls else ANSWER, lease=lease)
                 logprobs = np.full(len(turns.token_ids) // 4, -(message.seed % 97) / 97 - 0.01, np.float32).tobytes()
                 self.pending.append(replace(turns, logprobs=logprobs))
-            case CodeRequested(trajectory_id=tid, call=call):
-                self.pending.append(CodeFinished(tid, call, CodeOk(Output("1")), 0.1, to))
-            case AnswerSubmitted(trajectory_id=tid):
-                self.pending.append(AnswerGraded(tid, 1.0, 0.1, to))
-            case TrajectoryFinished() | TrajectoryFailed() | TrajectoryAborted():
+            case msg.CodeRequested(trajectory_id=tid, call=call):
+                self.pending.append(msg.CodeFinished(tid, call, msg.CodeOk(msg.Output("1")), 0.1, to))
+            case msg.AnswerSubmitted(trajectory_id=tid):
+                self.pending.append(msg.AnswerGraded(tid, 1.0, 0.1, to))
+            case msg.TrajectoryFinished() | msg.TrajectoryFailed() | msg.TrajectoryAborted():
                 self.ended.append(message)
             case _:
                 pass  # TurnAborted: the turn's answer is pending already
 
     def lose_executor(self) -> None:
-        self.decide(ExecutorLeft(f"executor-{self.executor}/1", "killed"))
+        self.decide(msg.ExecutorLeft(f"executor-{self.executor}/1", "killed"))
         self.executor += 1
-        self.decide(ExecutorJoined(f"executor-{self.executor}/1", 8))
+        self.decide(msg.ExecutorJoined(f"executor-{self.executor}/1", 8))
 
     def step(self) -> None:
         self.decide(self.pending.pop(self.random.randrange(len(self.pending))))
 
-    def run(self) -> list[TrajectoryFinished]:
+    def run(self) -> list[msg.TrajectoryFinished]:
         while self.pending:
             self.step()
         assert not self.rollout.trajectories
         return sorted(
-            (each for each in self.ended if isinstance(each, TrajectoryFinished)), key=lambda e: e.trajectory_id
+            (each for each in self.ended if isinstance(each, msg.TrajectoryFinished)), key=lambda e: e.trajectory_id
         )
 
 
-def read_text(finished: TrajectoryFinished) -> str:
-    return TOKENIZER.decode(bytes_to_ids(finished.record.token_ids))
+def read_text(finished: msg.TrajectoryFinished) -> str:
+    return TOKENIZER.decode(msg.bytes_to_ids(finished.record.token_ids))
 
 
 @given(st.sampled_from([IndependentTrajectories, FixedTurns, BestOfN, TreeSearch]), st.integers(0, 10_000))
@@ -115,9 +95,9 @@ def test_each_trajectory_ends_once_whatever_happens_in_between(policy: Policy, s
                     message for message in world.pending if getattr(message, "trajectory_id", -1) == each.trajectory_id
                 ]
                 world.pending.remove(answers[-1])
-                world.pending.append(TurnFailed(each.trajectory_id, each.turn, each.lease, "engine: gone"))
+                world.pending.append(msg.TurnFailed(each.trajectory_id, each.turn, each.lease, "engine: gone"))
         elif fate < 0.09:
-            world.decide(GroupAborted(0, 0, SIZE, "the step ended without it"))
+            world.decide(msg.GroupAborted(0, 0, SIZE, "the step ended without it"))
         if world.pending:
             world.step()
     assert Counter(each.trajectory_id for each in world.ended) == Counter(range(SIZE))

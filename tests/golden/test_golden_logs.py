@@ -15,24 +15,13 @@ from asterism.actors.replay import replay
 from asterism.actors.replay.replay import replay_trajectory
 from asterism.actors.runtime.decider_loop import decide_event, get_trajectory_ids
 from asterism.actors.runtime.recovery import Recovery
+from asterism.bus import messages as msg
 from asterism.bus.addresses import HEAD, LAUNCHER, ROLLOUT
 from asterism.bus.codec import decode, encode
 from asterism.bus.event_log.reader import UnusableLog
 from asterism.bus.event_log.records import Event
 from asterism.bus.event_log.writer import EventLog
 from asterism.bus.lanes import CONTROL
-from asterism.bus.messages import (
-    AnyMessage,
-    EngineLeft,
-    Envelope,
-    LeaseGranted,
-    RunFinished,
-    StartGroup,
-    TrajectoryEnd,
-    TrajectoryFinished,
-    TurnGenerated,
-    TurnRequested,
-)
 from asterism.bus.transport.in_process import Hub
 from asterism.configs.run_folder import RunFolder
 from asterism.policies.arbiter.arbiter import Arbiter
@@ -44,7 +33,7 @@ from tests.simulation.clock import run_virtually
 from tests.simulation.engines import TURN_TEXTS, Script, ScriptedEngine
 
 
-def redecide(decider: Decider, event: Event) -> tuple[AnyMessage, Sequence[Send]]:
+def redecide(decider: Decider, event: Event) -> tuple[msg.AnyMessage, Sequence[Send]]:
     decided = decide_event(decider, decode(event.frame), event.time)
     return decided.message, decided.sends
 
@@ -72,7 +61,9 @@ def test_effects_that_waited_for_queue_space_are_sent_after_recovery() -> None:
     source, events = read("effects_that_waited_for_queue_space")
     deciders = rebuild_world(source.run).deciders()[HEAD]
     started = [decode(event.frame).message for event in events[: len(deciders)]]
-    begin = [encode(Envelope(HEAD, f"{HEAD}/{actor}", start)) for actor, start in zip(deciders, started, strict=True)]
+    begin = [
+        encode(msg.Envelope(HEAD, f"{HEAD}/{actor}", start)) for actor, start in zip(deciders, started, strict=True)
+    ]
     recovery = Recovery(HEAD, events[0].epoch, deciders, ("metrics",), source.run.bus.queue_messages)
     recovery.replay([(event, None) for event in events], begin)
     number, frames = recovery.build_link_state()["launcher", CONTROL]
@@ -84,13 +75,13 @@ def test_a_turn_before_the_first_weights_waits_for_them() -> None:
     """A restarted engine received a turn before its weights."""
     _, events = read("turn_before_the_weights")
     messages = [decode(event.frame) for event in events]
-    num_requested = sum(isinstance(each.message, TurnRequested) for each in messages)
+    num_requested = sum(isinstance(each.message, msg.TurnRequested) for each in messages)
 
-    async def scenario() -> list[AnyMessage]:
+    async def scenario() -> list[msg.AnyMessage]:
         hub = Hub()
         rollout, head = hub.join("rollout-0", 100), hub.join(HEAD, 100)
         engine = ScriptedEngine(Random(0), Script(Random(0), TURN_TEXTS), kv_tokens=65_536)
-        incarnation = max(each.message.incarnation for each in messages if isinstance(each.message, TurnRequested))
+        incarnation = max(each.message.incarnation for each in messages if isinstance(each.message, msg.TurnRequested))
         generator = Generator("generator-0", hub.join("generator-0", 100), engine, f"{HEAD}/arbiter", incarnation)
         running = asyncio.create_task(generator.run())
         for event, envelope in zip(events, messages, strict=True):
@@ -102,7 +93,7 @@ def test_a_turn_before_the_first_weights_waits_for_them() -> None:
         return answers
 
     answers = run_virtually(scenario())
-    generated = [answer for answer in answers if isinstance(answer, TurnGenerated)]
+    generated = [answer for answer in answers if isinstance(answer, msg.TurnGenerated)]
     assert generated
     for answer in generated:
         assert (np.frombuffer(answer.versions, np.int32) >= 0).all()
@@ -115,13 +106,13 @@ def test_a_run_finishes_after_all_aborted_trajectories_have_ended() -> None:
     in_flight, num_finished = set[int](), 0
     for event in events:
         message, sends = redecide(deciders[event.actor], event)
-        if event.actor == "buffer" and isinstance(message, TrajectoryEnd):
+        if event.actor == "buffer" and isinstance(message, msg.TrajectoryEnd):
             in_flight.remove(message.trajectory_id)
         for send in sends:
-            if isinstance(send.message, StartGroup):
+            if isinstance(send.message, msg.StartGroup):
                 first = send.message.first_trajectory_id
                 in_flight.update(range(first, first + send.message.size))
-            if isinstance(send.message, RunFinished) and send.to == LAUNCHER:
+            if isinstance(send.message, msg.RunFinished) and send.to == LAUNCHER:
                 assert not in_flight
                 num_finished += 1
     assert num_finished == 1
@@ -157,11 +148,11 @@ def test_no_turn_is_requested_from_a_departed_engine() -> None:
     granted = 0
     for event in events:
         message, sends = redecide(rollout, event)
-        if isinstance(message, EngineLeft):
+        if isinstance(message, msg.EngineLeft):
             left[message.engine] = message.incarnation
-        granted += isinstance(message, LeaseGranted) and message.incarnation <= left.get(message.engine, 0)
+        granted += isinstance(message, msg.LeaseGranted) and message.incarnation <= left.get(message.engine, 0)
         for send in sends:
-            assert not isinstance(send.message, TurnRequested) or send.message.incarnation > left.get(send.to, 0)
+            assert not isinstance(send.message, msg.TurnRequested) or send.message.incarnation > left.get(send.to, 0)
     assert granted == 2
 
 
@@ -171,7 +162,7 @@ def test_a_trajectory_that_started_after_an_engine_left_replays_from_its_log(tmp
     (rollout,) = rebuild_world(source.run).deciders()[ROLLOUT].values()
     assert isinstance(rollout, Rollout)
     end = replay_trajectory(write_log(RunFolder(tmp_path), ROLLOUT, events), rollout, 3).end
-    assert isinstance(end, TrajectoryFinished)
+    assert isinstance(end, msg.TrajectoryFinished)
 
 
 def test_a_stale_engine_left_does_not_affect_the_next_incarnation() -> None:

@@ -2,21 +2,7 @@
 
 import pytest
 
-from asterism.bus.messages import (
-    BatchReady,
-    BufferCursor,
-    EarlyStopDecided,
-    EvaluationRequested,
-    RunFinished,
-    RunStarted,
-    StepCollected,
-    StepCounts,
-    StepOutcome,
-    StepRequested,
-    TaskCounts,
-    WeightsLoaded,
-    WeightsPublished,
-)
+from asterism.bus import messages as msg
 from asterism.configs.schema.algorithm import EarlyStoppingConfig, Sampling
 from asterism.policies.early_stopping import EarlyStopping, describe_outcome
 from asterism.policies.recipe import Recipe
@@ -27,11 +13,11 @@ OVERLONG = EarlyStoppingConfig(window_steps=2, max_overlong_share=0.5, min_steps
 RISING_THEN_FLAT = (0.1, 0.2, 0.4, 0.5, 0.52, 0.53, 0.9)
 
 
-def outcomes(rewards: tuple[float, ...], overlong: float = 0.0) -> list[StepOutcome]:
-    return [StepOutcome(step, reward, overlong) for step, reward in enumerate(rewards, 1)]
+def outcomes(rewards: tuple[float, ...], overlong: float = 0.0) -> list[msg.StepOutcome]:
+    return [msg.StepOutcome(step, reward, overlong) for step, reward in enumerate(rewards, 1)]
 
 
-def find_step(options: EarlyStoppingConfig, steps: list[StepOutcome]) -> tuple[int, str]:
+def find_step(options: EarlyStoppingConfig, steps: list[msg.StepOutcome]) -> tuple[int, str]:
     rules = EarlyStopping()
     return next(((each.step, cause) for each in steps if (cause := rules.record(each, options))), (0, ""))
 
@@ -52,31 +38,33 @@ def test_the_share_at_the_length_limit_counts_only_after_min_steps() -> None:
 
 
 def test_an_outcome_has_means_over_the_finished_trajectories() -> None:
-    counts = StepCounts(
-        TaskCounts(trajectories=8, trajectories_failed=2, reward=2.0), endings={"length": 4, "answered": 4}
+    counts = msg.StepCounts(
+        msg.TaskCounts(trajectories=8, trajectories_failed=2, reward=2.0), endings={"length": 4, "answered": 4}
     )
-    collected = StepCollected(3, 4, counts, {}, BufferCursor())
-    assert describe_outcome(collected) == StepOutcome(3, 0.25, 0.5)
-    assert describe_outcome(StepCollected(3, 0, StepCounts(), {}, BufferCursor())) == StepOutcome(3, 0.0, 0.0)
+    collected = msg.StepCollected(3, 4, counts, {}, msg.BufferCursor())
+    assert describe_outcome(collected) == msg.StepOutcome(3, 0.25, 0.5)
+    assert describe_outcome(msg.StepCollected(3, 0, msg.StepCounts(), {}, msg.BufferCursor())) == msg.StepOutcome(
+        3, 0.0, 0.0
+    )
 
 
 class Run:
     """A recipe with one engine, and steps with given rewards."""
 
-    def __init__(self, started: RunStarted, max_staleness: int = 0, questions: int = 1, steps: int = 20) -> None:
+    def __init__(self, started: msg.RunStarted, max_staleness: int = 0, questions: int = 1, steps: int = 20) -> None:
         plan = EvaluationPlan(steps, questions)
         self.recipe = Recipe(plan, ("generator-0",), max_staleness, PLATEAU)
         self.recipe.decide(0.0, started)
 
     def publish(self, version: int) -> list[object]:
         """Return the messages to buffer and launcher after every engine has loaded the version."""
-        self.recipe.decide(0.0, WeightsPublished(version, "/w", 8, "d", 0))
-        effects = self.recipe.decide(0.0, WeightsLoaded("generator-0", version, 0.1))
+        self.recipe.decide(0.0, msg.WeightsPublished(version, "/w", 8, "d", 0))
+        effects = self.recipe.decide(0.0, msg.WeightsLoaded("generator-0", version, 0.1))
         return [effect.message for effect in effects if effect.to in ("head/buffer", "launcher")]
 
     def collect(self, step: int, reward: float) -> list[object]:
-        counts = StepCounts(TaskCounts(trajectories=10, reward=10 * reward))
-        effects = self.recipe.decide(0.0, StepCollected(step, 1, counts, {}, BufferCursor()))
+        counts = msg.StepCounts(msg.TaskCounts(trajectories=10, reward=10 * reward))
+        effects = self.recipe.decide(0.0, msg.StepCollected(step, 1, counts, {}, msg.BufferCursor()))
         return [effect.message for effect in effects]
 
 
@@ -90,61 +78,61 @@ def train_until_a_rule_holds(run: Run) -> int:
 
 
 def test_the_step_after_the_rule_is_the_last() -> None:
-    run = Run(RunStarted(0, BufferCursor()), questions=0)
+    run = Run(msg.RunStarted(0, msg.BufferCursor()), questions=0)
     run.publish(0)
     assert train_until_a_rule_holds(run) == 6
-    assert run.publish(6) == [StepRequested(7, 6, is_last=True)]
+    assert run.publish(6) == [msg.StepRequested(7, 6, is_last=True)]
     assert run.collect(7, 0.9) == []  # a run has one such decision
-    assert run.publish(7) == [RunFinished(7)]
+    assert run.publish(7) == [msg.RunFinished(7)]
 
 
 def test_the_launcher_receives_rule_and_last_step() -> None:
-    run = Run(RunStarted(0, BufferCursor()), questions=0)
+    run = Run(msg.RunStarted(0, msg.BufferCursor()), questions=0)
     run.publish(0)
     for step, reward in enumerate(RISING_THEN_FLAT[:5], 1):
         run.collect(step, reward)
         run.publish(step)
     (decided,) = run.collect(6, RISING_THEN_FLAT[5])
-    assert isinstance(decided, EarlyStopDecided)
+    assert isinstance(decided, msg.EarlyStopDecided)
     assert (decided.step, decided.last_step) == (6, 7)
 
 
 def test_the_last_step_follows_all_requested_steps() -> None:
     """With rl.max_staleness = 2, steps 7 and 8 are already requested when the rule holds after step 6."""
-    run = Run(RunStarted(0, BufferCursor()), max_staleness=2, questions=0)
+    run = Run(msg.RunStarted(0, msg.BufferCursor()), max_staleness=2, questions=0)
     run.publish(0)
     assert train_until_a_rule_holds(run) == 6
-    assert run.publish(6) == [StepRequested(9, 6, is_last=True)]
+    assert run.publish(6) == [msg.StepRequested(9, 6, is_last=True)]
     assert run.publish(8) == []
-    assert run.publish(9) == [RunFinished(9)]
+    assert run.publish(9) == [msg.RunFinished(9)]
 
 
 @pytest.mark.parametrize("resumed_at", [6, 7])
 def test_a_resumed_run_restores_that_a_rule_held(resumed_at: int) -> None:
     earlier = tuple(outcomes(RISING_THEN_FLAT)[:resumed_at])
-    run = Run(RunStarted(resumed_at, BufferCursor(), earlier_steps=earlier), questions=0)
-    expected = [StepRequested(7, 6, is_last=True)] if resumed_at == 6 else [RunFinished(7)]
+    run = Run(msg.RunStarted(resumed_at, msg.BufferCursor(), earlier_steps=earlier), questions=0)
+    expected = [msg.StepRequested(7, 6, is_last=True)] if resumed_at == 6 else [msg.RunFinished(7)]
     assert run.publish(resumed_at) == expected
 
 
 @pytest.mark.parametrize("resumed_at", [6, 7])
 def test_a_resumed_run_with_staleness_ends_at_the_same_step(resumed_at: int) -> None:
     earlier = tuple(outcomes(RISING_THEN_FLAT)[:resumed_at])
-    run = Run(RunStarted(resumed_at, BufferCursor(), earlier_steps=earlier), max_staleness=2, questions=0)
-    assert run.publish(resumed_at)[-1] == StepRequested(9, resumed_at, is_last=True)
+    run = Run(msg.RunStarted(resumed_at, msg.BufferCursor(), earlier_steps=earlier), max_staleness=2, questions=0)
+    assert run.publish(resumed_at)[-1] == msg.StepRequested(9, resumed_at, is_last=True)
 
 
 def test_a_rule_that_holds_after_the_last_step_adds_no_step() -> None:
     earlier = tuple(outcomes(RISING_THEN_FLAT)[:6])
-    run = Run(RunStarted(6, BufferCursor(), earlier_steps=earlier), questions=0, steps=6)
-    assert run.publish(6) == [RunFinished(6)]
+    run = Run(msg.RunStarted(6, msg.BufferCursor(), earlier_steps=earlier), questions=0, steps=6)
+    assert run.publish(6) == [msg.RunFinished(6)]
 
 
 def test_a_run_that_stops_early_is_evaluated_at_its_end() -> None:
     earlier = tuple(outcomes(RISING_THEN_FLAT))
-    run = Run(RunStarted(7, BufferCursor(), earlier_steps=earlier))
-    assert run.publish(7) == [EvaluationRequested("end_sampled", Sampling(), 1, 7)]
+    run = Run(msg.RunStarted(7, msg.BufferCursor(), earlier_steps=earlier))
+    assert run.publish(7) == [msg.EvaluationRequested("end_sampled", Sampling(), 1, 7)]
 
 
 def test_a_batch_in_an_earlier_format_of_the_message_is_not_the_last() -> None:
-    assert BatchReady(3, ()).is_last is False
+    assert msg.BatchReady(3, ()).is_last is False

@@ -3,28 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from asterism.bus.messages import (
-    AnyMessage,
-    BufferCursor,
-    EngineJoined,
-    EngineLeft,
-    EvaluationRequested,
-    LengthCounts,
-    LengthsMeasured,
-    MetricsRecorded,
-    ProtocolError,
-    RunFinished,
-    RunStarted,
-    StalenessCounts,
-    StepCollected,
-    StepCounts,
-    StepRequested,
-    StepTrained,
-    TaskCounts,
-    WeightsLoaded,
-    WeightsPublished,
-    WeightsSynced,
-)
+from asterism.bus import messages as msg
 from asterism.configs.schema.algorithm import GREEDY, Sampling
 from asterism.configs.schema.success import SuccessRule
 from asterism.policies.groups.counts import add_trajectory
@@ -40,65 +19,65 @@ ENGINES = ("generator-0", "generator-1")
 
 def recipe(steps: int = 2, questions: int = 5, max_staleness: int = 0, every: int = 0) -> Recipe:
     decider = Recipe(EvaluationPlan(steps, questions, (every,)), ENGINES, max_staleness)
-    decider.decide(0.0, RunStarted(0, BufferCursor()))
+    decider.decide(0.0, msg.RunStarted(0, msg.BufferCursor()))
     return decider
 
 
-def weights(version: int, incarnation: int = 0) -> WeightsPublished:
-    return WeightsPublished(version, "/dev/shm/w", 8, "d", incarnation)
+def weights(version: int, incarnation: int = 0) -> msg.WeightsPublished:
+    return msg.WeightsPublished(version, "/dev/shm/w", 8, "d", incarnation)
 
 
-def list_loaded(decider: Recipe, version: int) -> list[AnyMessage]:
+def list_loaded(decider: Recipe, version: int) -> list[msg.AnyMessage]:
     decider.decide(0.0, weights(version))
-    effects = [effect for engine in ENGINES for effect in decider.decide(0.0, WeightsLoaded(engine, version, 0.1))]
+    effects = [effect for engine in ENGINES for effect in decider.decide(0.0, msg.WeightsLoaded(engine, version, 0.1))]
     return [effect.message for effect in effects if effect.to in ("head/buffer", "launcher")]
 
 
 def test_a_step_begins_only_when_every_engine_holds_the_weights() -> None:
     decider = recipe(questions=0)
     decider.decide(0.0, weights(0))
-    assert not [e for e in decider.decide(0.0, WeightsLoaded("generator-0", 0, 0.1)) if e.to == "head/buffer"]
-    last = decider.decide(0.0, WeightsLoaded("generator-1", 0, 0.1))
-    assert StepRequested(1, 0) in [effect.message for effect in last]
+    assert not [e for e in decider.decide(0.0, msg.WeightsLoaded("generator-0", 0, 0.1)) if e.to == "head/buffer"]
+    last = decider.decide(0.0, msg.WeightsLoaded("generator-1", 0, 0.1))
+    assert msg.StepRequested(1, 0) in [effect.message for effect in last]
 
 
 def test_a_run_has_its_evaluations_before_and_after_its_steps() -> None:
     decider = recipe()
-    assert list_loaded(decider, 0) == [EvaluationRequested("start_sampled", Sampling(), 5, 0)]
+    assert list_loaded(decider, 0) == [msg.EvaluationRequested("start_sampled", Sampling(), 5, 0)]
     (effect,) = decider.decide(0.0, evaluated("start_sampled"))
-    assert effect.message == EvaluationRequested("start_greedy", GREEDY, 5, 0)
+    assert effect.message == msg.EvaluationRequested("start_greedy", GREEDY, 5, 0)
     messages = [e.message for e in decider.decide(0.0, evaluated("start_greedy"))]
-    assert messages == [StepRequested(1, 0), StepRequested(1, 0)]  # recorder and buffer
-    assert list_loaded(decider, 1) == [StepRequested(2, 1)]
-    assert list_loaded(decider, 2) == [EvaluationRequested("end_sampled", Sampling(), 5, 2)]
+    assert messages == [msg.StepRequested(1, 0), msg.StepRequested(1, 0)]  # recorder and buffer
+    assert list_loaded(decider, 1) == [msg.StepRequested(2, 1)]
+    assert list_loaded(decider, 2) == [msg.EvaluationRequested("end_sampled", Sampling(), 5, 2)]
     decider.decide(0.0, evaluated("end_sampled"))
     (effect,) = decider.decide(0.0, evaluated("end_greedy"))
-    assert (effect.to, effect.message) == ("head/buffer", RunFinished(2))
+    assert (effect.to, effect.message) == ("head/buffer", msg.RunFinished(2))
 
 
 @pytest.mark.parametrize(
     ("settings", "version", "messages"),
     [
-        ({"steps": 9}, 4, [StepRequested(5, 4)]),
-        ({"steps": 9, "max_staleness": 1}, 4, [StepRequested(5, 4), StepRequested(6, 4)]),
-        ({"steps": 0, "questions": 0}, 0, [RunFinished(0)]),
+        ({"steps": 9}, 4, [msg.StepRequested(5, 4)]),
+        ({"steps": 9, "max_staleness": 1}, 4, [msg.StepRequested(5, 4), msg.StepRequested(6, 4)]),
+        ({"steps": 0, "questions": 0}, 0, [msg.RunFinished(0)]),
     ],
     ids=["resumed", "resumed_with_steps_in_flight", "without_steps"],
 )
 def test_a_run_starts_at_the_version_of_its_weights(
-    settings: dict[str, int], version: int, messages: list[AnyMessage]
+    settings: dict[str, int], version: int, messages: list[msg.AnyMessage]
 ) -> None:
     assert list_loaded(recipe(**settings), version) == messages
 
 
 def test_a_staleness_of_two_allows_three_concurrent_steps() -> None:
     decider = recipe(steps=5, questions=0, max_staleness=2)
-    assert list_loaded(decider, 0) == [StepRequested(1, 0), StepRequested(2, 0), StepRequested(3, 0)]
-    assert list_loaded(decider, 1) == [StepRequested(4, 1)]
-    assert list_loaded(decider, 2) == [StepRequested(5, 2)]
+    assert list_loaded(decider, 0) == [msg.StepRequested(1, 0), msg.StepRequested(2, 0), msg.StepRequested(3, 0)]
+    assert list_loaded(decider, 1) == [msg.StepRequested(4, 1)]
+    assert list_loaded(decider, 2) == [msg.StepRequested(5, 2)]
     assert list_loaded(decider, 3) == []
     assert list_loaded(decider, 4) == []
-    assert list_loaded(decider, 5) == [RunFinished(5)]
+    assert list_loaded(decider, 5) == [msg.RunFinished(5)]
 
 
 def test_a_version_counts_when_the_slowest_engine_has_loaded_it() -> None:
@@ -108,10 +87,10 @@ def test_a_version_counts_when_the_slowest_engine_has_loaded_it() -> None:
     decider.decide(0.0, weights(1))
     decider.decide(0.0, weights(2))
     for version in (1, 2):
-        assert not decider.decide(0.0, WeightsLoaded("generator-0", version, 0.1))
+        assert not decider.decide(0.0, msg.WeightsLoaded("generator-0", version, 0.1))
     for version in (1, 2):
-        sent = decider.decide(0.0, WeightsLoaded("generator-1", version, 0.1))
-        assert [each.message for each in sent if each.to == "head/buffer"] == [StepRequested(version + 2, version)]
+        sent = decider.decide(0.0, msg.WeightsLoaded("generator-1", version, 0.1))
+        assert [each.message for each in sent if each.to == "head/buffer"] == [msg.StepRequested(version + 2, version)]
 
 
 def test_the_last_evaluation_waits_for_the_last_weights() -> None:
@@ -119,44 +98,44 @@ def test_the_last_evaluation_waits_for_the_last_weights() -> None:
     list_loaded(decider, 0)
     decider.decide(0.0, evaluated("start_sampled"))
     messages = [send.message for send in decider.decide(0.0, evaluated("start_greedy"))]
-    assert messages[1::2] == [StepRequested(1, 0), StepRequested(2, 0)]
+    assert messages[1::2] == [msg.StepRequested(1, 0), msg.StepRequested(2, 0)]
     assert list_loaded(decider, 1) == []
-    assert list_loaded(decider, 2) == [EvaluationRequested("end_sampled", Sampling(), 5, 2)]
+    assert list_loaded(decider, 2) == [msg.EvaluationRequested("end_sampled", Sampling(), 5, 2)]
 
 
-def joined(engine: str, incarnation: int) -> EngineJoined:
-    return EngineJoined(engine, 1024, 16, version=-1, incarnation=incarnation)
+def joined(engine: str, incarnation: int) -> msg.EngineJoined:
+    return msg.EngineJoined(engine, 1024, 16, version=-1, incarnation=incarnation)
 
 
 def test_the_run_does_not_wait_for_an_engine_that_has_left() -> None:
     decider = recipe(questions=0)
     decider.decide(0.0, weights(0))
-    decider.decide(0.0, WeightsLoaded("generator-0", 0, 0.1))
-    sent = [effect.message for effect in decider.decide(0.0, EngineLeft("generator-1", "killed", 1))]
-    assert StepRequested(1, 0) in sent
+    decider.decide(0.0, msg.WeightsLoaded("generator-0", 0, 0.1))
+    sent = [effect.message for effect in decider.decide(0.0, msg.EngineLeft("generator-1", "killed", 1))]
+    assert msg.StepRequested(1, 0) in sent
 
 
 def test_a_rejoined_engine_receives_the_newest_weights_and_the_run_waits_for_it() -> None:
     decider = recipe(questions=0)
     list_loaded(decider, 0)
-    decider.decide(0.0, EngineLeft("generator-1", "killed", 1))
+    decider.decide(0.0, msg.EngineLeft("generator-1", "killed", 1))
     assert [(send.to, send.message) for send in decider.decide(0.0, joined("generator-1", 2))] == [
         ("generator-1", weights(0, incarnation=2))
     ]
     sent = [(send.to, send.message) for send in decider.decide(0.0, weights(1))]
     assert sent == [("generator-0", weights(1, incarnation=1)), ("generator-1", weights(1, incarnation=2))]
-    assert not decider.decide(0.0, WeightsLoaded("generator-0", 1, 0.1))
-    assert not decider.decide(0.0, WeightsLoaded("generator-1", 0, 0.1, incarnation=2))
-    assert decider.decide(0.0, WeightsLoaded("generator-1", 1, 0.1, incarnation=2))
+    assert not decider.decide(0.0, msg.WeightsLoaded("generator-0", 1, 0.1))
+    assert not decider.decide(0.0, msg.WeightsLoaded("generator-1", 0, 0.1, incarnation=2))
+    assert decider.decide(0.0, msg.WeightsLoaded("generator-1", 1, 0.1, incarnation=2))
 
 
 def test_a_join_may_arrive_before_the_departure_of_the_previous_incarnation() -> None:
     decider = recipe(questions=0)
     list_loaded(decider, 0)
     assert [send.to for send in decider.decide(0.0, joined("generator-1", 2))] == ["generator-1"]
-    decider.decide(0.0, EngineLeft("generator-1", "killed", 1))
+    decider.decide(0.0, msg.EngineLeft("generator-1", "killed", 1))
     assert decider.state.engines["generator-1"].incarnation == 2
-    with pytest.raises(ProtocolError, match="had already left"):
+    with pytest.raises(msg.ProtocolError, match="had already left"):
         decider.decide(0.0, joined("generator-1", 1))
 
 
@@ -169,66 +148,70 @@ def test_a_further_engine_may_join_at_any_time() -> None:
 def test_repeated_messages_of_a_restarted_learner_count_once() -> None:
     decider = recipe(questions=0)
     list_loaded(decider, 0)
-    assert len(decider.decide(0.0, StepTrained(1, {}))) == 1
+    assert len(decider.decide(0.0, msg.StepTrained(1, {}))) == 1
     decider.decide(0.0, weights(1))
-    decider.decide(0.0, WeightsLoaded("generator-0", 1, 0.1))
-    assert not decider.decide(0.0, StepTrained(1, {}))
+    decider.decide(0.0, msg.WeightsLoaded("generator-0", 1, 0.1))
+    assert not decider.decide(0.0, msg.StepTrained(1, {}))
     again = replace(weights(1), path="/dev/shm/elsewhere")
     assert [(send.to, send.message) for send in decider.decide(0.0, again)] == [
         ("generator-1", replace(again, incarnation=1))
     ]
-    assert StepRequested(2, 1) in [send.message for send in decider.decide(0.0, WeightsLoaded("generator-1", 1, 0.1))]
+    assert msg.StepRequested(2, 1) in [
+        send.message for send in decider.decide(0.0, msg.WeightsLoaded("generator-1", 1, 0.1))
+    ]
 
 
 def test_a_version_that_was_trained_again_with_other_bits_is_sent_to_every_engine() -> None:
     decider = recipe(questions=0)
     list_loaded(decider, 0)
     decider.decide(0.0, weights(1))
-    decider.decide(0.0, WeightsLoaded("generator-0", 1, 0.1))
+    decider.decide(0.0, msg.WeightsLoaded("generator-0", 1, 0.1))
     again = replace(weights(1), digest="other")
     assert [send.to for send in decider.decide(0.0, again)] == ["generator-0", "generator-1"]
-    assert not decider.decide(0.0, WeightsLoaded("generator-1", 1, 0.1))
-    assert StepRequested(2, 1) in [send.message for send in decider.decide(0.0, WeightsLoaded("generator-0", 1, 0.1))]
+    assert not decider.decide(0.0, msg.WeightsLoaded("generator-1", 1, 0.1))
+    assert msg.StepRequested(2, 1) in [
+        send.message for send in decider.decide(0.0, msg.WeightsLoaded("generator-0", 1, 0.1))
+    ]
 
 
 @pytest.mark.parametrize(
     "event",
     [
-        WeightsLoaded("generator-0", 7, 0.1),
-        WeightsLoaded("generator-0", 0, 0.1, incarnation=2),
-        WeightsLoaded("generator-7", 0, 0.1),
+        msg.WeightsLoaded("generator-0", 7, 0.1),
+        msg.WeightsLoaded("generator-0", 0, 0.1, incarnation=2),
+        msg.WeightsLoaded("generator-7", 0, 0.1),
         weights(-1),
         evaluated("end_greedy"),
     ],
 )
-def test_unexpected_messages_are_refused(event: AnyMessage) -> None:
+def test_unexpected_messages_are_refused(event: msg.AnyMessage) -> None:
     decider = recipe()
     decider.decide(0.0, weights(0))
-    decider.decide(0.0, WeightsLoaded("generator-0", 0, 0.1))
+    decider.decide(0.0, msg.WeightsLoaded("generator-0", 0, 0.1))
     before = decider.get_state_after(event)
-    with pytest.raises(ProtocolError):
+    with pytest.raises(msg.ProtocolError):
         decider.decide(0.0, event)
     assert decider.get_state_after(event) == before
 
 
-def record(recorder: Recorder, now: float, event: AnyMessage) -> MetricsRecorded:
+def record(recorder: Recorder, now: float, event: msg.AnyMessage) -> msg.MetricsRecorded:
     """Return the metrics line of the event."""
     (send, *_) = recorder.decide(now, event)
-    assert isinstance(send.message, MetricsRecorded)
+    assert isinstance(send.message, msg.MetricsRecorded)
     return send.message
 
 
 def test_rewards_are_averaged_with_each_component_over_the_trajectories_that_have_it() -> None:
-    recorder, counts = Recorder(steps=1), StepCounts()
+    recorder, counts = Recorder(steps=1), msg.StepCounts()
     for number, (reward, components) in enumerate(
         [(0.75, {"tests": 0.5, "style": 0.25}), (0.0, {}), (0.3, {"tests": 0.1, "style": 0.2}), (-0.5, {"style": -0.5})]
     ):
         trajectory = finished(number, reward, components=components)
         counts = add_trajectory(counts, start_group(), trajectory, SuccessRule(limit=0.25))
-    recorder.decide(0.0, StepRequested(1, 0))
-    recorder.decide(1.0, StepCollected(1, 1, counts, {}, BufferCursor()))
-    recorder.decide(1.0, StepTrained(1, {}))
-    values = record(recorder, 1.0, WeightsSynced(1)).values
+    recorder.decide(0.0, msg.StepRequested(1, 0))
+    recorder.decide(1.0, msg.StepCollected(1, 1, counts, {}, msg.BufferCursor()))
+    recorder.decide(1.0, msg.StepTrained(1, {}))
+    values = record(recorder, 1.0, msg.WeightsSynced(1)).values
     found = {
         name: values[name] for name in ("reward", "reward: tests", "reward: style", "positive_share", "ended: answered")
     }
@@ -243,13 +226,13 @@ def test_rewards_are_averaged_with_each_component_over_the_trajectories_that_hav
 
 def test_the_phases_of_a_step_add_up_to_its_time() -> None:
     recorder = Recorder(steps=5)
-    counts = add_trajectory(StepCounts(), start_group(), finished(0, 1.0, calls=2, failed=1), SuccessRule())
-    recorder.decide(10.0, StepRequested(1, 0))
-    recorder.decide(14.0, StepCollected(1, 1, counts, {"sandbox: gone": 2}, BufferCursor()))
-    recorder.decide(15.5, StepTrained(1, {"loss": 0.5}))
-    with pytest.raises(ProtocolError, match="step 1 was already trained"):
-        recorder.decide(15.55, StepTrained(1, {"loss": 0.7}))
-    values = record(recorder, 15.75, WeightsSynced(1)).values
+    counts = add_trajectory(msg.StepCounts(), start_group(), finished(0, 1.0, calls=2, failed=1), SuccessRule())
+    recorder.decide(10.0, msg.StepRequested(1, 0))
+    recorder.decide(14.0, msg.StepCollected(1, 1, counts, {"sandbox: gone": 2}, msg.BufferCursor()))
+    recorder.decide(15.5, msg.StepTrained(1, {"loss": 0.5}))
+    with pytest.raises(msg.ProtocolError, match="step 1 was already trained"):
+        recorder.decide(15.55, msg.StepTrained(1, {"loss": 0.7}))
+    values = record(recorder, 15.75, msg.WeightsSynced(1)).values
     assert values["rollout_s"] + values["train_s"] + values["weights_s"] == pytest.approx(values["step_s"]) == 5.75
     assert values["errors_in_positives"] == 0.5
     assert values["tokens_per_s"] == 2 / 4.0
@@ -261,17 +244,19 @@ def test_overlapping_steps_are_counted_once() -> None:
     """The collection of step 2 overlaps the training of step 1; its training overlaps the engines' load of weights."""
     recorder = Recorder(steps=5)
     for step in (1, 2):
-        recorder.decide(10.0, StepRequested(step, 0))
-        recorder.decide(13.0 + step, StepCollected(step, 1, StepCounts(), {}, BufferCursor(), StalenessCounts()))
-    recorder.decide(16.0, StepTrained(1, {}))
-    recorder.decide(17.5, StepTrained(2, {}))
-    lines = [record(recorder, at, WeightsSynced(step)) for step, at in ((1, 18.0), (2, 19.0))]
+        recorder.decide(10.0, msg.StepRequested(step, 0))
+        recorder.decide(
+            13.0 + step, msg.StepCollected(step, 1, msg.StepCounts(), {}, msg.BufferCursor(), msg.StalenessCounts())
+        )
+    recorder.decide(16.0, msg.StepTrained(1, {}))
+    recorder.decide(17.5, msg.StepTrained(2, {}))
+    lines = [record(recorder, at, msg.WeightsSynced(step)) for step, at in ((1, 18.0), (2, 19.0))]
     phases = [[line.values[f"{name}_s"] for name in ("rollout", "train", "weights", "step")] for line in lines]
     assert phases == [[4.0, 2.0, 2.0, 8.0], [0.0, 0.0, 1.0, 1.0]]
 
 
 def test_staleness_metrics_are_mean_and_maximum_over_training_tokens() -> None:
-    counts = StalenessCounts(
+    counts = msg.StalenessCounts(
         tokens=4, versions_behind=6, max_versions_behind=2, tokens_masked=3, trajectories_dropped=1
     )
     assert compute_staleness_metrics(counts) == {
@@ -285,7 +270,9 @@ def test_staleness_metrics_are_mean_and_maximum_over_training_tokens() -> None:
 
 def test_the_length_bias_is_the_mean_length_of_taken_over_started_trajectories() -> None:
     recorder = Recorder(steps=5)
-    measured = LengthsMeasured(3, LengthCounts(4, 40, 0), LengthCounts(8, 160, 2), aborted=3, finished_late=1)
+    measured = msg.LengthsMeasured(
+        3, msg.LengthCounts(4, 40, 0), msg.LengthCounts(8, 160, 2), aborted=3, finished_late=1
+    )
     line = record(recorder, 0.0, measured)
     assert (line.kind, line.step) == ("lengths", 3)
     assert line.values["length_bias"] == 0.5
@@ -295,13 +282,13 @@ def test_the_length_bias_is_the_mean_length_of_taken_over_started_trajectories()
 
 def test_an_unrequested_step_is_not_recorded() -> None:
     recorder = Recorder(steps=5)
-    with pytest.raises(ProtocolError, match="step 2 was not requested"):
-        recorder.decide(0.0, StepCollected(2, 1, StepCounts(), {}, BufferCursor()))
+    with pytest.raises(msg.ProtocolError, match="step 2 was not requested"):
+        recorder.decide(0.0, msg.StepCollected(2, 1, msg.StepCounts(), {}, msg.BufferCursor()))
 
 
 def test_evaluation_accuracy_excludes_infrastructure_failures() -> None:
     recorder = Recorder(steps=5)
-    totals = TaskCounts(trajectories=8, trajectories_failed=2, positives=4, response_tokens=80)
+    totals = msg.TaskCounts(trajectories=8, trajectories_failed=2, positives=4, response_tokens=80)
     line = record(recorder, 0.0, evaluated("start_greedy", totals=totals))
     assert line.values["accuracy"] == 0.5
     assert line.values["response_tokens"] == 10.0
@@ -309,7 +296,7 @@ def test_evaluation_accuracy_excludes_infrastructure_failures() -> None:
 
 def test_an_evaluation_has_its_version_and_the_figures_of_each_set() -> None:
     recorder = Recorder(steps=5)
-    sets = {"easy": TaskCounts(trajectories=4, trajectories_failed=1, positives=1, reward=0.5, response_tokens=8)}
+    sets = {"easy": msg.TaskCounts(trajectories=4, trajectories_failed=1, positives=1, reward=0.5, response_tokens=8)}
     line = record(recorder, 0.0, evaluated("step_sampled", 4, sets=sets))
     assert (line.step, line.label, line.values["version"], line.values["other_version_tokens"]) == (
         4,
@@ -327,5 +314,5 @@ def test_an_evaluation_has_its_version_and_the_figures_of_each_set() -> None:
 
 
 def test_an_evaluation_without_any_result_has_no_accuracy() -> None:
-    line = record(Recorder(steps=5), 0.0, evaluated("start_greedy", totals=TaskCounts(trajectories_failed=10)))
+    line = record(Recorder(steps=5), 0.0, evaluated("start_greedy", totals=msg.TaskCounts(trajectories_failed=10)))
     assert line.values == {"questions": 10.0, "failed": 10.0, "version": 0.0, "other_version_tokens": 0.0}

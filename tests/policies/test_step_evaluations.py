@@ -3,24 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from asterism.bus.messages import (
-    AnyMessage,
-    BufferCursor,
-    EngineAsleep,
-    EngineJoined,
-    EngineLeft,
-    EngineSleepRequested,
-    EvaluationRequested,
-    GpuMemoryGranted,
-    GpuMemoryRequested,
-    ProtocolError,
-    RunFinished,
-    RunStarted,
-    StepRequested,
-    StepTrained,
-    WeightsLoaded,
-    WeightsPublished,
-)
+from asterism.bus import messages as msg
 from asterism.configs.schema.algorithm import GREEDY, EvaluationConfig, RlConfig, Sampling
 from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.recipe import Recipe
@@ -38,40 +21,40 @@ class RecipeDriver:
 
     def __init__(self, plan: EvaluationPlan = PLAN, max_staleness: int = 0, first_step: int = 1) -> None:
         self.recipe = Recipe(plan, ENGINES, max_staleness)
-        self.decide(RunStarted(first_step, BufferCursor()))
+        self.decide(msg.RunStarted(first_step, msg.BufferCursor()))
 
-    def decide(self, event: AnyMessage) -> list[tuple[str, AnyMessage]]:
+    def decide(self, event: msg.AnyMessage) -> list[tuple[str, msg.AnyMessage]]:
         return [(send.to, send.message) for send in self.recipe.decide(0.0, event)]
 
     def publish(self, version: int) -> list[str]:
         """The engines that get the version, as announced."""
         sent = self.decide(weights(version))
-        assert all(isinstance(message, WeightsPublished) for _, message in sent)
+        assert all(isinstance(message, msg.WeightsPublished) for _, message in sent)
         return [to for to, message in sent if message == weights(version, 1)]
 
-    def load(self, version: int) -> list[AnyMessage]:
+    def load(self, version: int) -> list[msg.AnyMessage]:
         """The requests to the buffer once all engines have loaded the version."""
-        sent = [each for engine in ENGINES for each in self.decide(WeightsLoaded(engine, version, 0.1))]
+        sent = [each for engine in ENGINES for each in self.decide(msg.WeightsLoaded(engine, version, 0.1))]
         return [message for to, message in sent if to == BUFFER]
 
-    def end_evaluation(self, version: int, label: str = "step_sampled") -> list[tuple[str, AnyMessage]]:
+    def end_evaluation(self, version: int, label: str = "step_sampled") -> list[tuple[str, msg.AnyMessage]]:
         return self.decide(evaluated(label, version))
 
 
-def weights(version: int, incarnation: int = 0) -> WeightsPublished:
-    return WeightsPublished(version, "/dev/shm/w", 8, "d", incarnation)
+def weights(version: int, incarnation: int = 0) -> msg.WeightsPublished:
+    return msg.WeightsPublished(version, "/dev/shm/w", 8, "d", incarnation)
 
 
-def evaluation(version: int) -> EvaluationRequested:
-    return EvaluationRequested("step_sampled", Sampling(), 5, version)
+def evaluation(version: int) -> msg.EvaluationRequested:
+    return msg.EvaluationRequested("step_sampled", Sampling(), 5, version)
 
 
 def test_an_evaluation_is_requested_every_n_steps_together_with_the_next_step() -> None:
     driver = RecipeDriver()
     assert driver.publish(1) == [*ENGINES]
-    assert driver.load(1) == [StepRequested(2, 1)]
+    assert driver.load(1) == [msg.StepRequested(2, 1)]
     driver.publish(2)
-    assert driver.load(2) == [evaluation(2), StepRequested(3, 2)]
+    assert driver.load(2) == [evaluation(2), msg.StepRequested(3, 2)]
 
 
 def test_newer_weights_wait_for_the_end_of_the_evaluation() -> None:
@@ -80,7 +63,7 @@ def test_newer_weights_wait_for_the_end_of_the_evaluation() -> None:
     driver.load(2)
     assert driver.publish(3) == []
     assert driver.end_evaluation(2) == [(engine, weights(3, 1)) for engine in ENGINES]
-    assert driver.load(3) == [StepRequested(4, 3)]
+    assert driver.load(3) == [msg.StepRequested(4, 3)]
 
 
 def test_an_evaluation_that_ends_before_the_training_delays_nothing() -> None:
@@ -96,8 +79,8 @@ def test_an_engine_that_joins_meanwhile_gets_the_weights_under_evaluation() -> N
     driver.publish(2)
     driver.load(2)
     driver.publish(3)
-    driver.decide(EngineLeft("generator-1", "killed", 1))
-    joined = EngineJoined("generator-1", 1024, 16, version=-1, incarnation=2)
+    driver.decide(msg.EngineLeft("generator-1", "killed", 1))
+    joined = msg.EngineJoined("generator-1", 1024, 16, version=-1, incarnation=2)
     assert driver.decide(joined) == [("generator-1", weights(2, 2))]
     assert driver.end_evaluation(2) == [("generator-0", weights(3, 1)), ("generator-1", weights(3, 2))]
 
@@ -108,35 +91,38 @@ def test_the_newest_weights_are_sent_if_no_engine_has_the_weights_under_evaluati
     driver.load(2)
     driver.publish(3)
     for engine in ENGINES:
-        driver.decide(EngineLeft(engine, "killed", 1))
-    joined = EngineJoined("generator-1", 1024, 16, version=-1, incarnation=2)
+        driver.decide(msg.EngineLeft(engine, "killed", 1))
+    joined = msg.EngineJoined("generator-1", 1024, 16, version=-1, incarnation=2)
     assert driver.decide(joined) == [("generator-1", weights(3, 2))]
-    sent = driver.decide(WeightsLoaded("generator-1", 3, 0.1, incarnation=2))
-    assert (BUFFER, StepRequested(4, 3)) in sent
+    sent = driver.decide(msg.WeightsLoaded("generator-1", 3, 0.1, incarnation=2))
+    assert (BUFFER, msg.StepRequested(4, 3)) in sent
     driver.decide(weights(4))
-    assert driver.decide(WeightsLoaded("generator-1", 4, 0.1, incarnation=2))[-1] == (BUFFER, StepRequested(5, 4))
+    assert driver.decide(msg.WeightsLoaded("generator-1", 4, 0.1, incarnation=2))[-1] == (
+        BUFFER,
+        msg.StepRequested(5, 4),
+    )
     assert driver.end_evaluation(2) == [(BUFFER, evaluation(4))]
 
 
 def test_with_staleness_each_due_version_is_loaded_and_evaluated_in_turn() -> None:
     driver = RecipeDriver(PLAN._replace(intervals=(1,)), max_staleness=1)
     driver.publish(1)
-    assert driver.load(1) == [evaluation(1), StepRequested(2, 1), StepRequested(3, 1)]
+    assert driver.load(1) == [evaluation(1), msg.StepRequested(2, 1), msg.StepRequested(3, 1)]
     assert driver.publish(2) == driver.publish(3) == []
     assert driver.end_evaluation(1) == [(engine, weights(2, 1)) for engine in ENGINES]
-    assert driver.load(2) == [evaluation(2), StepRequested(4, 2)]
+    assert driver.load(2) == [evaluation(2), msg.StepRequested(4, 2)]
     assert driver.end_evaluation(2) == [(engine, weights(3, 1)) for engine in ENGINES]
 
 
 def test_a_restarted_learner_skips_evaluations_that_have_not_begun() -> None:
     driver = RecipeDriver(PLAN._replace(intervals=(1,)), max_staleness=1)
-    driver.decide(StepTrained(1, {}))
+    driver.decide(msg.StepTrained(1, {}))
     driver.publish(1)
     driver.load(1)
     for version in (2, 3):
-        driver.decide(StepTrained(version, {}))
+        driver.decide(msg.StepTrained(version, {}))
         driver.publish(version)
-    driver.decide(StepTrained(1, {}))
+    driver.decide(msg.StepTrained(1, {}))
     assert driver.publish(3) == []
     assert driver.end_evaluation(1) == [(engine, weights(3, 1)) for engine in ENGINES]
     assert driver.load(3)[0] == evaluation(3)
@@ -157,41 +143,41 @@ def test_engines_keep_their_memory_until_the_evaluation_ends() -> None:
     driver = RecipeDriver(first_step=2)
     driver.publish(2)
     driver.load(2)
-    assert driver.decide(GpuMemoryRequested(1, 3)) == []
-    request = EngineSleepRequested(1, 3)
+    assert driver.decide(msg.GpuMemoryRequested(1, 3)) == []
+    request = msg.EngineSleepRequested(1, 3)
     assert driver.end_evaluation(2) == [(engine, request) for engine in ENGINES]
-    driver.decide(EngineAsleep("generator-0", 1, request))
-    assert driver.decide(EngineAsleep("generator-1", 1, request)) == [("learner", GpuMemoryGranted(1, 3))]
+    driver.decide(msg.EngineAsleep("generator-0", 1, request))
+    assert driver.decide(msg.EngineAsleep("generator-1", 1, request)) == [("learner", msg.GpuMemoryGranted(1, 3))]
     assert driver.publish(3) == [*ENGINES]
 
 
 def test_the_evaluations_at_the_end_follow_without_one_alongside() -> None:
     driver = RecipeDriver(EvaluationPlan(steps=4, questions=5, intervals=(2,)), first_step=3)
     driver.publish(3)
-    assert driver.load(3) == [StepRequested(4, 3)]
+    assert driver.load(3) == [msg.StepRequested(4, 3)]
     driver.publish(4)
-    assert driver.load(4) == [EvaluationRequested("end_sampled", Sampling(), 5, 4)]
+    assert driver.load(4) == [msg.EvaluationRequested("end_sampled", Sampling(), 5, 4)]
     driver.end_evaluation(4, "end_sampled")
-    assert driver.end_evaluation(4, "end_greedy") == [(BUFFER, RunFinished(4))]
+    assert driver.end_evaluation(4, "end_greedy") == [(BUFFER, msg.RunFinished(4))]
 
 
 def test_an_evaluation_that_was_not_requested_is_refused() -> None:
     driver = RecipeDriver()
     driver.publish(1)
     driver.load(1)
-    with pytest.raises(ProtocolError, match="evaluation step_sampled was not requested"):
+    with pytest.raises(msg.ProtocolError, match="evaluation step_sampled was not requested"):
         driver.end_evaluation(1)
 
 
 @pytest.mark.parametrize(
     ("during", "request_"),
     [
-        ("sampled", EvaluationRequested("step_sampled", TRUNCATED, 7, 2)),
-        ("greedy", EvaluationRequested("step_greedy", GREEDY, 7, 2)),
+        ("sampled", msg.EvaluationRequested("step_sampled", TRUNCATED, 7, 2)),
+        ("greedy", msg.EvaluationRequested("step_greedy", GREEDY, 7, 2)),
     ],
 )
 def test_only_sampled_evaluations_have_the_sampling_of_the_configuration(
-    during: str, request_: EvaluationRequested
+    during: str, request_: msg.EvaluationRequested
 ) -> None:
     options = EvaluationConfig(questions=7, every=2, during=during, sampling=TRUNCATED)  # pyright: ignore[reportArgumentType]
     plan = EvaluationPlan.from_config(RunConfig(name="a", evaluation=options))

@@ -4,16 +4,7 @@ import asyncio
 
 import pytest
 
-from asterism.bus.messages import (
-    CodeCrashed,
-    CodeOk,
-    CodeOutcome,
-    CodeOutOfMemory,
-    CodeRaised,
-    CodeRefused,
-    CodeTimedOut,
-    Output,
-)
+from asterism.bus import messages as msg
 from asterism.sandbox.contract import SandboxFailure
 from asterism.sandbox.output_scrubbing import scrub_outcome
 from tests.sandbox.conftest import Client, StartSandbox
@@ -24,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 async def test_a_program_reads_its_input_and_its_output_is_returned(start_sandbox: StartSandbox) -> None:
     async with start_sandbox() as client:
         result = await client.program("import sys\nprint(input()[::-1])\nprint('oops', file=sys.stderr)", "abc\n")
-        assert result.outcome == CodeOk(Output("cba\n", "oops\n"))
+        assert result.outcome == msg.CodeOk(msg.Output("cba\n", "oops\n"))
         assert result.duration_s > 0
 
 
@@ -34,22 +25,22 @@ async def test_a_notebook_keeps_its_variables_and_prints_the_last_value(start_sa
         assert await client.printed("x * 2") == "'aa'\n"
         assert await client.printed("print(x)\nNone") == "a\n"
         other = (await client.cell("x", trajectory=1)).outcome
-        assert isinstance(other, CodeRaised)
+        assert isinstance(other, msg.CodeRaised)
 
 
 async def test_a_traceback_contains_no_frames_of_the_harness(start_sandbox: StartSandbox) -> None:
     async with start_sandbox() as client:
         outcome = (await client.cell("print(gcd(12, 18))")).outcome
-        assert outcome == CodeRaised(
-            Output(),
+        assert outcome == msg.CodeRaised(
+            msg.Output(),
             "NameError: name 'gcd' is not defined",
             'Traceback (most recent call last):\n  File "<cell>", line 1, in <module>\n'
             "NameError: name 'gcd' is not defined",
         )
-        assert isinstance((await client.program("print((")).outcome, CodeRaised)
+        assert isinstance((await client.program("print((")).outcome, msg.CodeRaised)
         outcome = (await client.program("def f():\n    return 1 / 0\nprint('before')\nf()")).outcome
-        assert outcome == CodeRaised(
-            Output("before\n"),
+        assert outcome == msg.CodeRaised(
+            msg.Output("before\n"),
             "ZeroDivisionError: division by zero",
             'Traceback (most recent call last):\n  File "<program>", line 4, in <module>\n'
             '  File "<program>", line 2, in f\nZeroDivisionError: division by zero',
@@ -59,11 +50,11 @@ async def test_a_traceback_contains_no_frames_of_the_harness(start_sandbox: Star
 async def test_invalid_unicode_is_escaped_and_code_over_the_limit_is_refused(start_sandbox: StartSandbox) -> None:
     async with start_sandbox() as client:
         outcome = (await client.program("import sys\nsys.stdout.buffer.write(b'a\\xff\\x00b')")).outcome
-        assert outcome == CodeOk(Output("a\\xff\x00b"))
+        assert outcome == msg.CodeOk(msg.Output("a\\xff\x00b"))
         outcome = (await client.program("print('\\ud800')\nraise ValueError('\\ud800\\0')")).outcome
-        assert isinstance(outcome, CodeRaised)
+        assert isinstance(outcome, msg.CodeRaised)
         assert (outcome.output.stdout, outcome.error) == ("\\ud800\n", "ValueError: \\ud800\\x00")
-        assert isinstance((await client.program("#" * 2_000_000)).outcome, CodeRefused)
+        assert isinstance((await client.program("#" * 2_000_000)).outcome, msg.CodeRefused)
 
 
 async def test_every_kind_of_exit_has_its_outcome(start_sandbox: StartSandbox) -> None:
@@ -72,22 +63,22 @@ async def test_every_kind_of_exit_has_its_outcome(start_sandbox: StartSandbox) -
         async def run(code: str) -> object:
             return (await client.program(code)).outcome
 
-        assert await run("print(1, end='')\nexit()") == CodeOk(Output("1"))
-        assert await run("import sys; sys.exit(3)") == CodeCrashed(Output(), 3)
-        assert await run("import sys; sys.exit('why')") == CodeCrashed(Output("", "why\n"), 1)
-        assert await run("import os; print('x', flush=True); os._exit(0)") == CodeCrashed(Output("x\n"), 0)
-        assert await run("import ctypes; ctypes.string_at(0)") == CodeCrashed(Output(), -11)
-        assert await run("x = bytearray(1 << 30)") == CodeOutOfMemory(Output(), 128)
-        assert await run("print('on the way')\nwhile True: pass") == CodeTimedOut(Output("on the way\n"), 0.5)
-        assert await run("import time; time.sleep(60)") == CodeTimedOut(Output(), 0.5)
-        assert await run("import atexit; atexit.register(print, 'bye')") == CodeOk(Output("bye\n"))
+        assert await run("print(1, end='')\nexit()") == msg.CodeOk(msg.Output("1"))
+        assert await run("import sys; sys.exit(3)") == msg.CodeCrashed(msg.Output(), 3)
+        assert await run("import sys; sys.exit('why')") == msg.CodeCrashed(msg.Output("", "why\n"), 1)
+        assert await run("import os; print('x', flush=True); os._exit(0)") == msg.CodeCrashed(msg.Output("x\n"), 0)
+        assert await run("import ctypes; ctypes.string_at(0)") == msg.CodeCrashed(msg.Output(), -11)
+        assert await run("x = bytearray(1 << 30)") == msg.CodeOutOfMemory(msg.Output(), 128)
+        assert await run("print('on the way')\nwhile True: pass") == msg.CodeTimedOut(msg.Output("on the way\n"), 0.5)
+        assert await run("import time; time.sleep(60)") == msg.CodeTimedOut(msg.Output(), 0.5)
+        assert await run("import atexit; atexit.register(print, 'bye')") == msg.CodeOk(msg.Output("bye\n"))
 
 
 async def test_a_program_that_forks_has_one_outcome(start_sandbox: StartSandbox) -> None:
     async with start_sandbox() as client:
         code = "import os\nif os.fork():\n    os.wait()\n    print('parent')\nelse:\n    print('child')\n    1 / 0"
         outcome = (await client.program(code)).outcome
-        assert isinstance(outcome, CodeOk)
+        assert isinstance(outcome, msg.CodeOk)
         assert outcome.output.stdout == "child\nparent\n"
         assert outcome.output.stderr.endswith("ZeroDivisionError: division by zero\n")
 
@@ -95,23 +86,23 @@ async def test_a_program_that_forks_has_one_outcome(start_sandbox: StartSandbox)
 async def test_output_beyond_the_limit_is_drained_and_counted(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(output_kib=4) as client:
         outcome = (await client.program("import sys\nprint('x' * 2_000_000)\nprint('e', file=sys.stderr)")).outcome
-        assert outcome == CodeOk(Output("x" * 4096, "e\n", 2_000_001 - 4096, 0))
+        assert outcome == msg.CodeOk(msg.Output("x" * 4096, "e\n", 2_000_001 - 4096, 0))
         # A character has three bytes: the limit of 4096 cuts one character.
         outcome = (await client.program("print('\\u20ac' * 5000)")).outcome
-        assert outcome == CodeOk(Output("\u20ac" * 1365, "", 15_001 - 4096, 0))
+        assert outcome == msg.CodeOk(msg.Output("\u20ac" * 1365, "", 15_001 - 4096, 0))
 
 
 async def test_a_cell_that_kills_its_process_leaves_the_notebook_unchanged(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(time_limit_s=0.5) as client:
         await client.printed("import random\nx = random.random()\nnames = ['kept']")
         before = await client.printed("x")
-        assert isinstance((await client.cell("names.append('lost')\nwhile True: pass")).outcome, CodeTimedOut)
+        assert isinstance((await client.cell("names.append('lost')\nwhile True: pass")).outcome, msg.CodeTimedOut)
         assert await client.printed("names") == "['kept']\n"
-        assert (await client.cell("names.append('lost')\nexit()")).outcome == CodeCrashed(Output(), 0)
+        assert (await client.cell("names.append('lost')\nexit()")).outcome == msg.CodeCrashed(msg.Output(), 0)
         assert await client.printed("names") == "['kept']\n"
-        assert (await client.cell("import os; os._exit(5)")).outcome == CodeCrashed(Output(), 5)
+        assert (await client.cell("import os; os._exit(5)")).outcome == msg.CodeCrashed(msg.Output(), 5)
         assert await client.printed("x") == before
-        assert isinstance((await client.cell("y = 1\n1 / 0")).outcome, CodeRaised)
+        assert isinstance((await client.cell("y = 1\n1 / 0")).outcome, msg.CodeRaised)
         assert await client.printed("y") == "1\n"
 
 
@@ -130,7 +121,7 @@ async def test_the_end_of_a_notebook_deletes_its_state_and_stops_its_running_cel
         await client.sandbox.end_notebook(0)
         with pytest.raises(SandboxFailure, match="the trajectory ended"):
             await running
-        assert isinstance((await client.cell("x")).outcome, CodeRaised)
+        assert isinstance((await client.cell("x")).outcome, msg.CodeRaised)
 
 
 async def test_random_draws_depend_only_on_seed_trajectory_and_call(start_sandbox: StartSandbox) -> None:
@@ -141,7 +132,7 @@ async def test_random_draws_depend_only_on_seed_trajectory_and_call(start_sandbo
 
     async def draw(client: Client, trajectory: int) -> str:
         outcome = (await client.program(code, trajectory=trajectory)).outcome
-        assert isinstance(outcome, CodeOk)
+        assert isinstance(outcome, msg.CodeOk)
         return outcome.output.stdout
 
     draws: list[list[str]] = []
@@ -153,7 +144,7 @@ async def test_random_draws_depend_only_on_seed_trajectory_and_call(start_sandbo
 
 
 async def test_scrubbed_addresses_and_timeouts_are_the_same_in_every_run(start_sandbox: StartSandbox) -> None:
-    runs: list[list[CodeOutcome]] = []
+    runs: list[list[msg.CodeOutcome]] = []
     for _ in range(2):
         async with start_sandbox(time_limit_s=0.3) as client:
             results = [
@@ -164,7 +155,7 @@ async def test_scrubbed_addresses_and_timeouts_are_the_same_in_every_run(start_s
             assert "at 0x" in str(results[0].outcome)
             runs.append([scrub_outcome(result.outcome) for result in results])
     assert runs[0] == runs[1]
-    assert [type(outcome) for outcome in runs[0]] == [CodeOk, CodeRaised, CodeTimedOut]
+    assert [type(outcome) for outcome in runs[0]] == [msg.CodeOk, msg.CodeRaised, msg.CodeTimedOut]
 
 
 async def test_slow_calls_do_not_delay_other_calls(start_sandbox: StartSandbox) -> None:
@@ -172,7 +163,7 @@ async def test_slow_calls_do_not_delay_other_calls(start_sandbox: StartSandbox) 
     async with start_sandbox(time_limit_s=500) as client:
         slow = [asyncio.create_task(client.program("import time; time.sleep(600)")) for _ in range(64)]
         fast = await asyncio.gather(*[client.program(f"print({number})") for number in range(200)])
-        assert [result.outcome for result in fast] == [CodeOk(Output(f"{number}\n")) for number in range(200)]
+        assert [result.outcome for result in fast] == [msg.CodeOk(msg.Output(f"{number}\n")) for number in range(200)]
         assert not any(task.done() for task in slow)
         for task in slow:
             task.cancel()
@@ -185,7 +176,7 @@ async def test_the_time_limit_counts_from_the_start_of_a_call_without_queueing(s
     """300 calls of 0.5 s use 64 slots and few more, so that the last call waits longer than 0.9 s."""
     async with start_sandbox(time_limit_s=0.9) as client:
         results = await asyncio.gather(*[client.program("import time; time.sleep(0.5)") for _ in range(300)])
-        assert {type(result.outcome) for result in results} == {CodeOk}
+        assert {type(result.outcome) for result in results} == {msg.CodeOk}
 
 
 async def test_a_full_queue_refuses_calls_with_a_failure(start_sandbox: StartSandbox) -> None:
@@ -196,4 +187,4 @@ async def test_a_full_queue_refuses_calls_with_a_failure(start_sandbox: StartSan
             await client.program("print(1)")
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        assert isinstance((await client.program("print(1)")).outcome, CodeOk)
+        assert isinstance((await client.program("print(1)")).outcome, msg.CodeOk)

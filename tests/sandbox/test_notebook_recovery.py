@@ -93,11 +93,7 @@ async def test_effects_before_an_error_in_a_cell_stay(start_sandbox: StartSandbo
         "for pid in range(2, 64):\n    if pid != os.getpid():\n        try: os.kill(pid, 19)\n        except OSError: pass\nos._exit(1)",
     ],
     ids=[
-        "no worker",
-        "wrong worker",
-        "no shared memory",
-        "all processes killed",
-        "noise on the socket",
+        *("no worker", "wrong worker", "no shared memory", "all processes killed", "noise on the socket"),
         "stopped checkpoint",
     ],
 )

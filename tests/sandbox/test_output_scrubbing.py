@@ -2,16 +2,7 @@
 
 import pytest
 
-from asterism.bus.messages import (
-    CodeCrashed,
-    CodeOk,
-    CodeOutcome,
-    CodeOutOfMemory,
-    CodeRaised,
-    CodeRefused,
-    CodeTimedOut,
-    Output,
-)
+from asterism.bus import messages as msg
 from asterism.sandbox.output_scrubbing import scrub_outcome
 
 SHOWN, HIDDEN = "<map object at 0x7f8652565a80>", "<map object at 0x000000000000>"
@@ -31,22 +22,22 @@ SHOWN, HIDDEN = "<map object at 0x7f8652565a80>", "<map object at 0x000000000000
     ],
 )
 def test_only_the_digits_of_addresses_become_zeros(text: str, scrubbed: str) -> None:
-    assert scrub_outcome(CodeOk(Output(text))) == CodeOk(Output(scrubbed))
+    assert scrub_outcome(msg.CodeOk(msg.Output(text))) == msg.CodeOk(msg.Output(scrubbed))
 
 
 @pytest.mark.parametrize(
     ("outcome", "expected"),
     [
-        (CodeOk(Output("", SHOWN, 3, 4)), CodeOk(Output("", HIDDEN, 3, 4))),
-        (CodeTimedOut(Output("1\n2\n", "3", 4, 5), 4.0), CodeTimedOut(Output(), 4.0)),
-        (CodeOutOfMemory(Output(SHOWN), 512), CodeOutOfMemory(Output(HIDDEN), 512)),
-        (CodeCrashed(Output(SHOWN), -9), CodeCrashed(Output(HIDDEN), -9)),
-        (CodeRefused(SHOWN), CodeRefused(SHOWN)),
+        (msg.CodeOk(msg.Output("", SHOWN, 3, 4)), msg.CodeOk(msg.Output("", HIDDEN, 3, 4))),
+        (msg.CodeTimedOut(msg.Output("1\n2\n", "3", 4, 5), 4.0), msg.CodeTimedOut(msg.Output(), 4.0)),
+        (msg.CodeOutOfMemory(msg.Output(SHOWN), 512), msg.CodeOutOfMemory(msg.Output(HIDDEN), 512)),
+        (msg.CodeCrashed(msg.Output(SHOWN), -9), msg.CodeCrashed(msg.Output(HIDDEN), -9)),
+        (msg.CodeRefused(SHOWN), msg.CodeRefused(SHOWN)),
         (
-            CodeRaised(Output(SHOWN), f"E: {SHOWN}", f"line 1\nE: {SHOWN}"),
-            CodeRaised(Output(HIDDEN), f"E: {HIDDEN}", f"line 1\nE: {HIDDEN}"),
+            msg.CodeRaised(msg.Output(SHOWN), f"E: {SHOWN}", f"line 1\nE: {SHOWN}"),
+            msg.CodeRaised(msg.Output(HIDDEN), f"E: {HIDDEN}", f"line 1\nE: {HIDDEN}"),
         ),
     ],
 )
-def test_every_kind_of_outcome_is_scrubbed(outcome: CodeOutcome, expected: CodeOutcome) -> None:
+def test_every_kind_of_outcome_is_scrubbed(outcome: msg.CodeOutcome, expected: msg.CodeOutcome) -> None:
     assert scrub_outcome(outcome) == expected

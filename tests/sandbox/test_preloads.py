@@ -8,14 +8,10 @@ from asterism.sandbox.preloads import select_preload
 @pytest.mark.parametrize(
     ("code", "preload"),
     [
-        ("print(1)", "bare"),
-        ("import numpy as np", "numpy"),
-        ("import numpy, sympy", "scientific"),
+        *(("print(1)", "bare"), ("import numpy as np", "numpy"), ("import numpy, sympy", "scientific")),
         ("import scipy.stats\nprint('sympy')", "numpy"),
         ("if True:\n    from sympy.solvers import solve", "scientific"),
-        ("print('numpy')", "bare"),
-        ("import numpy as (", "bare"),
-        ("from .numpy import x", "bare"),
+        *(("print('numpy')", "bare"), ("import numpy as (", "bare"), ("from .numpy import x", "bare")),
         ("import mynumpy", "bare"),
     ],
 )

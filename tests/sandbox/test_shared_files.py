@@ -11,14 +11,7 @@ from tests.sandbox.conftest import StartSandbox
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 FILES = (
-    "os.__file__",
-    "'/usr'",
-    "'/'",
-    "'/dev'",
-    "'/dev/null'",
-    "'/dev/full'",
-    "'/dev/zero'",
-    "'/dev/random'",
+    *("os.__file__", "'/usr'", "'/'", "'/dev'", "'/dev/null'", "'/dev/full'", "'/dev/zero'", "'/dev/random'"),
     "'/dev/urandom'",
 )
 PREAMBLE = """
@@ -74,8 +67,7 @@ CHANNELS = {
         "[os.stat(path).st_nlink, *sorted(os.listdir('/') + os.listdir('/scratch') + os.listdir('/dev') + os.listdir('/usr'))]",
     ),
     "notifications": Channel(
-        "attempt(lambda: os.read(fd, 1))",
-        "[attempt(lambda: fcntl.fcntl(fd, fcntl.F_NOTIFY, fcntl.DN_ACCESS))]",
+        "attempt(lambda: os.read(fd, 1))", "[attempt(lambda: fcntl.fcntl(fd, fcntl.F_NOTIFY, fcntl.DN_ACCESS))]"
     ),
     "positions of descriptors": Channel(
         "attempt(lambda: os.lseek(fd, 7, os.SEEK_SET))", "[attempt(lambda: os.lseek(fd, 0, os.SEEK_CUR))]"

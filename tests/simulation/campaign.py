@@ -57,9 +57,7 @@ def plan(seed: int) -> tuple[RunConfig, Faults]:
     policy, rl = POLICIES[seed % len(POLICIES)], RL[seed % len(RL)]
     window = draw.choice([65_536, 4 * rl.max_groups_in_flight * rl.rollouts])  # large or minimal
     run = replace(
-        RUN,
-        evaluation=EvaluationConfig(draw.choice([0, 0, 0, 1])),
-        learner=make_learner(every=draw.choice([1, 2])),
+        RUN, evaluation=EvaluationConfig(draw.choice([0, 0, 0, 1])), learner=make_learner(every=draw.choice([1, 2]))
     )
     if not rl.max_staleness and draw.random() < 0.5:
         run = replace(run, engine=replace(run.engine, kind="sglang"), sglang=SGLangConfig(colocate=True))

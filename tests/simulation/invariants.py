@@ -6,25 +6,18 @@ from itertools import pairwise
 from math import isclose
 
 from asterism.actors.runtime.decider_loop import decide_event
+from asterism.bus import messages as msg
 from asterism.bus.addresses import HEAD, ROLLOUT, parse_process
 from asterism.bus.codec import decode
 from asterism.bus.event_log.records import Event
 from asterism.bus.lanes import select_lane
-from asterism.bus.messages import (
-    AnyMessage,
-    RunStarted,
-    StartGroup,
-    TrajectoryAborted,
-    TrajectoryFailed,
-    TrajectoryFinished,
-)
 from asterism.policies.arbiter.arbiter import Arbiter
 from asterism.policies.decider import Decider
 from asterism.policies.groups.group_buffer import GroupBuffer
 from asterism.policies.rollout.rollout import Rollout
 from tests.simulation.world import World
 
-End = TrajectoryFinished | TrajectoryFailed | TrajectoryAborted
+End = msg.TrajectoryFinished | msg.TrajectoryFailed | msg.TrajectoryAborted
 CAUSES = {"engine left", "engine", "executor left", "sandbox", "grader", "environment", "reward"}
 
 
@@ -50,7 +43,7 @@ def launches(world: World, process: str) -> list[list[Event]]:
     return found
 
 
-def messages(events: Sequence[Event]) -> Iterator[AnyMessage]:
+def messages(events: Sequence[Event]) -> Iterator[msg.AnyMessage]:
     return (decode(event.frame).message for event in events)
 
 
@@ -63,8 +56,8 @@ def check_each_trajectory_ends_once(world: World) -> None:
     assert Counter(started[-1]) == ended[-1]
     assert len(started[-1]) == len(set(started[-1]))
     ends = [end for ends in received for end in ends]
-    assert world.run.rl.group_oversampling > 1 or not any(isinstance(end, TrajectoryAborted) for end in ends)
-    assert {end.cause.partition(":")[0] for end in ends if isinstance(end, TrajectoryFailed)} <= CAUSES
+    assert world.run.rl.group_oversampling > 1 or not any(isinstance(end, msg.TrajectoryAborted) for end in ends)
+    assert {end.cause.partition(":")[0] for end in ends if isinstance(end, msg.TrajectoryFailed)} <= CAUSES
 
 
 def check_the_counts(world: World) -> None:
@@ -74,7 +67,7 @@ def check_the_counts(world: World) -> None:
     """
     if world.deaths["launcher"]:
         return
-    groups = [each for each in messages(world.logs[ROLLOUT].events) if isinstance(each, StartGroup)]
+    groups = [each for each in messages(world.logs[ROLLOUT].events) if isinstance(each, msg.StartGroup)]
     training = {group.group_id for group in groups if group.purpose == "train"}
     (received,) = launches(world, HEAD)
     ends = Counter(type(each) for each in messages(received) if isinstance(each, End) and each.group_id in training)
@@ -82,15 +75,15 @@ def check_the_counts(world: World) -> None:
     lengths = [line.values for line in world.metrics if line.kind == "lengths"]
     late = sum(values["late_trajectories"] for values in lengths)
     counted = sum(values["trajectories"] + values["trajectories_failed"] for values in steps)
-    assert counted + late == ends[TrajectoryFinished] + ends[TrajectoryFailed]
-    assert sum(values["aborted_trajectories"] for values in lengths) == ends[TrajectoryAborted]
+    assert counted + late == ends[msg.TrajectoryFinished] + ends[msg.TrajectoryFailed]
+    assert sum(values["aborted_trajectories"] for values in lengths) == ends[msg.TrajectoryAborted]
     for values in steps:
         assert isclose(values["rollout_s"] + values["train_s"] + values["weights_s"], values["step_s"], abs_tol=1e-6)
 
 
 def _started(events: Sequence[Event]) -> Iterator[int]:
     for message in messages(events):
-        if isinstance(message, StartGroup):
+        if isinstance(message, msg.StartGroup):
             yield from range(message.first_trajectory_id, message.first_trajectory_id + message.size)
 
 
@@ -168,4 +161,4 @@ def check_the_engines(world: World) -> None:
 
 def count_resumes(world: World) -> int:
     received = [decode(event.frame).message for event in world.logs[HEAD].events if event.actor == "recipe"]
-    return sum(isinstance(message, RunStarted) for message in received) - 1
+    return sum(isinstance(message, msg.RunStarted) for message in received) - 1

@@ -14,17 +14,9 @@ from asterism.actors.launch.executor_registry import ExecutorRegistry
 from asterism.actors.launch.launcher import compute_link_epoch
 from asterism.actors.launch.supervisor import Program, Supervisor
 from asterism.actors.runtime.wiring import list_executors, list_generators
+from asterism.bus import messages as msg
 from asterism.bus.addresses import HEAD, LEARNER, ROLLOUT, parse_process
 from asterism.bus.bus import Bus
-from asterism.bus.messages import (
-    CallsRescheduled,
-    EngineLeft,
-    ExecutorHealthy,
-    ExecutorJoined,
-    RunFailed,
-    RunFinished,
-    Shutdown,
-)
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.machines import SupervisionConfig
 from asterism.configs.schema.run_config import RunConfig
@@ -65,8 +57,8 @@ class Launch:
     def __init__(self, run: RunConfig, bus: Bus, boot: int, begin: StartProcess, fail: Callable[[], None]) -> None:
         """`fail` ends the launch, as an error of the launcher does."""
         self.bus, self.boot, self._fail = bus, boot, fail
-        self.rescheduled: list[CallsRescheduled] = []
-        self._finished: asyncio.Future[RunFinished] = asyncio.get_running_loop().create_future()
+        self.rescheduled: list[msg.CallsRescheduled] = []
+        self._finished: asyncio.Future[msg.RunFinished] = asyncio.get_running_loop().create_future()
         self._following: asyncio.Future[None]
         self.children = SimulatedChildren(begin)
         self.executing = ExecutorRegistry(list_executors(run), (ROLLOUT,), bus, self._build_argv_with_epoch)
@@ -89,11 +81,11 @@ class Launch:
         return str(incarnation), str(compute_link_epoch(self.boot, incarnation))
 
     async def _engine_left(self, incarnation: int, child: ChildProcess) -> None:
-        left = EngineLeft(child.name, f"{child.name} was killed", incarnation)
+        left = msg.EngineLeft(child.name, f"{child.name} was killed", incarnation)
         for recipient in (f"{HEAD}/arbiter", f"{HEAD}/recipe", ROLLOUT):
             await self.bus.send(recipient, left)
 
-    async def follow(self) -> RunFinished:
+    async def follow(self) -> msg.RunFinished:
         """Supervise the processes and return the RunFinished message.
 
         Message handling continues until `stop`.
@@ -115,15 +107,15 @@ class Launch:
     async def _follow(self) -> None:
         while True:
             match (await self.bus.receive()).message:
-                case RunFinished() as finished:
+                case msg.RunFinished() as finished:
                     self._finished.set_result(finished)
-                case RunFailed():
+                case msg.RunFailed():
                     self._fail()
-                case ExecutorJoined() as event:
+                case msg.ExecutorJoined() as event:
                     await self.executing.on_joined(event)
-                case ExecutorHealthy(executor=executor):
+                case msg.ExecutorHealthy(executor=executor):
                     self.supervisor.mark_healthy(parse_process(executor))
-                case CallsRescheduled() as rescheduled:
+                case msg.CallsRescheduled() as rescheduled:
                     self.rescheduled.append(rescheduled)
                 case _:
                     pass
@@ -134,7 +126,7 @@ class Launch:
         others = [name for name in self.children.names if name != HEAD]
         for names in (others, [HEAD]):
             for name in names:
-                await self.bus.send(name, Shutdown())
+                await self.bus.send(name, msg.Shutdown())
             for name in names:
                 await self.children.kill_after(name, _NEVER_S)
         await self.bus.close()

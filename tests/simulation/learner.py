@@ -6,18 +6,10 @@ from random import Random
 
 import msgspec
 
+from asterism.bus import messages as msg
 from asterism.bus.addresses import RECIPE
 from asterism.bus.bus import Bus
 from asterism.bus.codec import decode
-from asterism.bus.messages import (
-    BatchReady,
-    GpuMemoryGranted,
-    GroupAccepted,
-    Shutdown,
-    StepTrained,
-    TrainingSample,
-    WeightsPublished,
-)
 from asterism.engine.learner.engine_gpu_memory import EngineGpuMemory
 from asterism.policies.groups.staleness import check_versions
 from tests.batches import BatchAssembler, CompleteBatch
@@ -48,7 +40,7 @@ class Disk(msgspec.Struct):
         self.checkpoints = {each for each in self.checkpoints if each <= step}
         self.batches = [batch for batch in self.batches if batch.step <= step]
 
-    def rows(self) -> list[TrainingSample]:
+    def rows(self) -> list[msg.TrainingSample]:
         return [row for batch in self.batches for row in batch.samples]
 
 
@@ -70,7 +62,7 @@ class SimulatedLearner:
         self._bus, self._disk, self._random = bus, disk, random
         self._steps, self._checkpoint_every, self._staleness = steps, checkpoint_every, staleness
         self._newest = max(disk.journal, default=-1)
-        self._batches: asyncio.Queue[BatchReady] = asyncio.Queue()
+        self._batches: asyncio.Queue[msg.BatchReady] = asyncio.Queue()
         self._step = 0
         self._committing: asyncio.Task[None] | None = None  # a checkpoint that is saved while training continues
 
@@ -95,24 +87,24 @@ class SimulatedLearner:
         while True:
             delivery = await self._bus.receive_delivery()
             match decode(delivery.frame).message:
-                case Shutdown():
+                case msg.Shutdown():
                     return
-                case BatchReady(step=step) as batch if step > self._newest:
+                case msg.BatchReady(step=step) as batch if step > self._newest:
                     self._newest = step
                     await self._moment()
                     self._disk.journal[step] = delivery.frame
                     self._bus.acknowledge(delivery)
                     await self._batches.put(batch)
                     continue
-                case GroupAccepted() as group:
+                case msg.GroupAccepted() as group:
                     check_versions(group.samples, group.step, self._staleness)
                     await self._moment()
                     self._disk.groups.add(group)
                     self._bus.acknowledge(delivery)
-                case GpuMemoryGranted() as lent:
+                case msg.GpuMemoryGranted() as lent:
                     self._memory.on_granted(lent)
                     self._bus.acknowledge(delivery)
-                case BatchReady():
+                case msg.BatchReady():
                     self._bus.acknowledge(delivery)
                 case other:
                     raise AssertionError(f"the learner does not accept {type(other).__name__}")
@@ -129,14 +121,14 @@ class SimulatedLearner:
         for step in given:
             if step > self._step:
                 batch = decode(disk.journal[step]).message
-                assert isinstance(batch, BatchReady)
+                assert isinstance(batch, msg.BatchReady)
                 await self._train(batch, publish=step == given[-1])
         while True:
             batch = await self._batches.get()
             if batch.step > begun:
                 await self._train(batch, publish=True)
 
-    async def _train(self, batch: BatchReady, *, publish: bool) -> None:
+    async def _train(self, batch: msg.BatchReady, *, publish: bool) -> None:
         assert batch.step == self._step + 1, f"step {batch.step} cannot be trained after step {self._step}"
         await self._memory.acquire(batch.step)
         self._computing()
@@ -167,7 +159,7 @@ class SimulatedLearner:
         self._disk.groups.delete_up_to(saved)
 
     async def _announce(self, step: int, metrics: dict[str, float], *, publish: bool) -> None:
-        await self._bus.send(RECIPE, StepTrained(step, metrics))
+        await self._bus.send(RECIPE, msg.StepTrained(step, metrics))
         if publish:
             self._memory.release()
-            await self._bus.send(RECIPE, WeightsPublished(step, "/dev/shm/x", 4, "d"))
+            await self._bus.send(RECIPE, msg.WeightsPublished(step, "/dev/shm/x", 4, "d"))

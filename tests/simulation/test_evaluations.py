@@ -6,16 +6,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from asterism.bus import messages as msg
 from asterism.bus.addresses import HEAD, ROLLOUT
-from asterism.bus.messages import (
-    EvaluationFinished,
-    EvaluationRequested,
-    RunFinished,
-    StartGroup,
-    StepCollected,
-    StepRequested,
-    TrajectoryFinished,
-)
 from asterism.configs.schema.algorithm import EvaluationConfig, RlConfig
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.configs.schema.machines import EngineConfig
@@ -42,26 +34,26 @@ SEEDS = select_seeds(40, fast=(1,), per_change=4)
 
 def simulate(run: RunConfig, seed: int, failure_rate: float = 0.0, faults: Faults | None = None) -> World:
     world = World(run, seed, failure_rate, faults)
-    assert run_virtually(world.simulate()) == RunFinished(run.rl.steps)
+    assert run_virtually(world.simulate()) == msg.RunFinished(run.rl.steps)
     check(world)
     return world
 
 
-def list_evaluations(world: World, label: str) -> list[EvaluationFinished]:
+def list_evaluations(world: World, label: str) -> list[msg.EvaluationFinished]:
     events = [event for event in launches(world, HEAD)[-1] if event.actor == "recipe"]
-    found = (message for message in messages(events) if isinstance(message, EvaluationFinished))
+    found = (message for message in messages(events) if isinstance(message, msg.EvaluationFinished))
     return [message for message in found if message.label == label]
 
 
-def iter_answers(world: World) -> Iterator[tuple[StartGroup, TrajectoryFinished]]:
+def iter_answers(world: World) -> Iterator[tuple[msg.StartGroup, msg.TrajectoryFinished]]:
     """Yield the evaluations' trajectories of the last launch."""
     groups = {
         each.group_id: each
         for each in messages(launches(world, ROLLOUT)[-1])
-        if isinstance(each, StartGroup) and each.purpose == "evaluate"
+        if isinstance(each, msg.StartGroup) and each.purpose == "evaluate"
     }
     for each in messages(launches(world, HEAD)[-1]):
-        if isinstance(each, TrajectoryFinished) and each.group_id in groups:
+        if isinstance(each, msg.TrajectoryFinished) and each.group_id in groups:
             yield groups[each.group_id], each
 
 
@@ -103,9 +95,9 @@ def test_rollouts_do_not_wait_for_an_evaluation() -> None:
     received = [event for event in launch if event.actor == "buffer"]
     overlapping = 0
     for at, message in enumerate(messages(received)):
-        if isinstance(message, EvaluationRequested) and message.label == "step_sampled":
+        if isinstance(message, msg.EvaluationRequested) and message.label == "step_sampled":
             following = list(messages(received[at + 1 : at + 2]))
-            assert following == [StepRequested(message.version + 1, message.version)]
+            assert following == [msg.StepRequested(message.version + 1, message.version)]
             overlapping += 1
     assert overlapping == 2
 
@@ -120,5 +112,5 @@ def test_a_run_with_evaluations_ends_in_spite_of_faults(run: RunConfig, seed: in
     world = simulate(run, seed, 0.03, FAULTS)
     evaluations = list_evaluations(world, "step_sampled")
     assert len({each.version for each in evaluations}) == len(evaluations)
-    collected = [each for each in messages(world.logs[HEAD].events) if isinstance(each, StepCollected)]
+    collected = [each for each in messages(world.logs[HEAD].events) if isinstance(each, msg.StepCollected)]
     assert {each.step for each in collected} == set(range(1, run.rl.steps + 1))

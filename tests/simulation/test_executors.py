@@ -8,18 +8,10 @@ from functools import cache
 import pytest
 from msgspec.structs import replace
 
+from asterism.bus import messages as msg
 from asterism.bus.addresses import HEAD, ROLLOUT
 from asterism.bus.codec import decode
 from asterism.bus.event_log.records import Event
-from asterism.bus.messages import (
-    AnswerGraded,
-    CallFailed,
-    CodeFinished,
-    RunFinished,
-    TrajectoryFailed,
-    TrajectoryFinished,
-    bytes_to_ids,
-)
 from asterism.configs.schema.algorithm import EvaluationConfig, RlConfig
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.configs.schema.machines import EngineConfig, SandboxConfig
@@ -53,7 +45,7 @@ def live(seed: int, failure_rate: float = 0.05) -> World:
         failure_rate,
         Faults(executor_deaths=KILLS, lags=LAGS),
     )
-    assert run_virtually(world.simulate()) == RunFinished(3)
+    assert run_virtually(world.simulate()) == msg.RunFinished(3)
     assert world.deaths["executor"] > 3
     return world
 
@@ -64,9 +56,9 @@ def test_every_trajectory_ends_once_under_kills(seed: int) -> None:
     world = live(seed)
     check_each_trajectory_ends_once(world)
     reported = list(messages(world.logs[HEAD].events))
-    ended = [message for message in reported if isinstance(message, TrajectoryFinished | TrajectoryFailed)]
+    ended = [message for message in reported if isinstance(message, msg.TrajectoryFinished | msg.TrajectoryFailed)]
     assert len(ended) > 48
-    causes = Counter(end.cause.partition(":")[0] for end in ended if isinstance(end, TrajectoryFailed))
+    causes = Counter(end.cause.partition(":")[0] for end in ended if isinstance(end, msg.TrajectoryFailed))
     assert set(causes) <= {"executor left", "sandbox", "grader", "engine"}
     assert [batch.step for batch in world.batches] == [1, 2, 3]
 
@@ -96,13 +88,13 @@ def replay_answers(world: World, events: Sequence[Event]) -> tuple[Rollout, Coun
         message = decode(event.frame).message
         before = dict(rollout.trajectories)
         effects = rollout.decide(event.time, message)
-        if not isinstance(message, CodeFinished | CallFailed | AnswerGraded):
+        if not isinstance(message, msg.CodeFinished | msg.CallFailed | msg.AnswerGraded):
             continue
         asked = before.get(message.trajectory_id)
         if asked is None or asked.executor != message.executor:
             assert not effects
             assert rollout.trajectories == before
-        elif isinstance(message, CodeFinished | AnswerGraded):
+        elif isinstance(message, msg.CodeFinished | msg.AnswerGraded):
             taken[message.trajectory_id, getattr(message, "call", -1)] += 1
     return rollout, taken
 
@@ -113,8 +105,8 @@ def test_a_moved_notebook_continues_its_cell_numbers(seed: int) -> None:
     world = live(seed)
     for event in world.logs[HEAD].events:
         message = decode(event.frame).message
-        if isinstance(message, TrajectoryFinished):
-            text = TOKENIZER.decode(bytes_to_ids(message.record.token_ids))
+        if isinstance(message, msg.TrajectoryFinished):
+            text = TOKENIZER.decode(msg.bytes_to_ids(message.record.token_ids))
             cells = sorted(int(number) for number in re.findall(r"cell (\d+)", text))
             assert cells == list(range(1, len(cells) + 1))
 
@@ -133,7 +125,7 @@ def test_the_seeds_cover_the_tested_faults() -> None:
         assert isinstance(rollout, Rollout)
         for event in world.logs[ROLLOUT].events:
             message = decode(event.frame).message
-            if isinstance(message, CodeFinished | AnswerGraded):
+            if isinstance(message, msg.CodeFinished | msg.AnswerGraded):
                 asked = rollout.trajectories.get(message.trajectory_id)
                 late += asked is None or asked.executor != message.executor
             rollout.decide(event.time, message)
@@ -145,9 +137,9 @@ def test_without_kills_no_trajectory_is_lost_and_the_load_is_shared() -> None:
     share: Counter[str] = Counter()
     for seed in (1, 2):
         world = World(RUN, seed, failure_rate=0.0)
-        assert run_virtually(world.simulate()) == RunFinished(3)
+        assert run_virtually(world.simulate()) == msg.RunFinished(3)
         answers = [decode(event.frame).message for event in world.logs[ROLLOUT].events]
-        share.update(answer.executor for answer in answers if isinstance(answer, CodeFinished))
+        share.update(answer.executor for answer in answers if isinstance(answer, msg.CodeFinished))
         assert all(each.lost == 0 for each in world.rescheduled)
     assert set(share) == {"executor-0/1", "executor-1/1", "executor-2/1"}
     assert min(share.values()) > max(share.values()) / 4

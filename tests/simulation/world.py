@@ -20,19 +20,10 @@ import msgspec
 from asterism.actors.launch.launcher import compute_link_epoch
 from asterism.actors.runtime.resume_point import choose_newest_complete_step
 from asterism.actors.runtime.wiring import ProblemSets, build_head_deciders
+from asterism.bus import messages as msg
 from asterism.bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
 from asterism.bus.bus import Bus
 from asterism.bus.codec import decode
-from asterism.bus.messages import (
-    AnyMessage,
-    BufferCursor,
-    CallsRescheduled,
-    HealthReported,
-    MetricsRecorded,
-    RunFinished,
-    StepCollected,
-    ids_to_bytes,
-)
 from asterism.bus.transport.reliable_transport import LinkLimits
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.tasks import TaskConfig
@@ -74,7 +65,7 @@ class Faults(NetworkFaults, frozen=True):
 def _make_problems(tasks: Sequence[str], count: int) -> ProblemSet:
     """Make `count` problems of each task."""
     made = [
-        TokenizedProblem(f"q:{number}", "2", ids_to_bytes([65, 66, number]), b"{}" if task else b"", task)
+        TokenizedProblem(f"q:{number}", "2", msg.ids_to_bytes([65, 66, number]), b"{}" if task else b"", task)
         for task in tasks
         for number in range(count)
     ]
@@ -119,8 +110,8 @@ class World:
         self.current_deciders: dict[str, Mapping[str, Decider]] = {}  # deciders by process
         self.engines: dict[str, ScriptedEngine] = {}  # engines by generator, current incarnations only
         self.disk = Disk()
-        self.metrics: list[MetricsRecorded] = []
-        self.rescheduled: list[CallsRescheduled] = []
+        self.metrics: list[msg.MetricsRecorded] = []
+        self.rescheduled: list[msg.CallsRescheduled] = []
         self.script = Script(self.random, TASK_TEXTS if self.descriptions else TURN_TEXTS)
         self._failure: asyncio.Future[None]
         self._launcher_killed: asyncio.Future[None]  # done when the launcher is killed
@@ -152,7 +143,7 @@ class World:
 
     # ---------------------------------------------------------------- the run
 
-    async def simulate(self) -> RunFinished:
+    async def simulate(self) -> msg.RunFinished:
         """Run until completion, check that the bus is idle, and stop all processes.
 
         Raises Deadlock, or the first error of any process.
@@ -184,7 +175,7 @@ class World:
         self.settling = True
         self.network.heal()
 
-    async def _until_finished(self) -> RunFinished:
+    async def _until_finished(self) -> msg.RunFinished:
         """Start launches until one finishes the run."""
         for boot in range(1, 1_000):
             self._launcher_killed = asyncio.get_running_loop().create_future()
@@ -216,10 +207,10 @@ class World:
         self.disk.go_back_to(self.first_step)
         self.metrics = [line for line in self.metrics if line.step <= self.first_step] if self.first_step else []
 
-    def read_cursors(self) -> dict[int, BufferCursor]:
+    def read_cursors(self) -> dict[int, msg.BufferCursor]:
         """Return the buffer cursor of each collected step, as asterism.actors.runtime.resume_point does."""
         collected = [decode(event.frame).message for event in self.logs[HEAD].events if event.kind == "StepCollected"]
-        return {message.step: message.cursor for message in collected if isinstance(message, StepCollected)}
+        return {message.step: message.cursor for message in collected if isinstance(message, msg.StepCollected)}
 
     def _check_idle(self) -> None:
         """Check that no live process has unacknowledged or unread messages.
@@ -287,11 +278,11 @@ class World:
         incarnation.bus = self.network.join(incarnation.name, incarnation.epoch)
         return incarnation.bus
 
-    async def store_metrics(self, message: AnyMessage) -> None:
+    async def store_metrics(self, message: msg.AnyMessage) -> None:
         """Store one metrics line per subject, as asterism.actors.metrics_file.MetricsFile does."""
-        if isinstance(message, HealthReported):
+        if isinstance(message, msg.HealthReported):
             return
-        assert isinstance(message, MetricsRecorded)
+        assert isinstance(message, msg.MetricsRecorded)
         subject = (message.kind, message.step, message.label)
         if all((line.kind, line.step, line.label) != subject for line in self.metrics):
             self.metrics.append(message)

@@ -13,15 +13,7 @@ import msgspec
 import pytest
 
 from asterism.actors.launch.checks.task_code_checks import describe_tasks
-from asterism.bus.messages import (
-    OPENING_CALL,
-    AnswerSubmitted,
-    EnvironmentCalled,
-    EnvironmentOutcome,
-    Observation,
-    RewardInput,
-    ids_to_bytes,
-)
+from asterism.bus import messages as msg
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
@@ -117,26 +109,30 @@ async def open_services(folder: Path, toml: str) -> AsyncGenerator[TaskServices]
         await sandbox.close()
 
 
-async def call(services: TaskServices, task: str, method: str, arguments: Mapping[str, object]) -> EnvironmentOutcome:
+async def call(
+    services: TaskServices, task: str, method: str, arguments: Mapping[str, object]
+) -> msg.EnvironmentOutcome:
     """Call a method of a task. An empty method opens the instance."""
-    number = 0 if method else OPENING_CALL
-    request = EnvironmentCalled(1, number, task, method, msgspec.json.encode(arguments))
+    number = 0 if method else msg.OPENING_CALL
+    request = msg.EnvironmentCalled(1, number, task, method, msgspec.json.encode(arguments))
     return (await services.call(request)).outcome
 
 
-def submit(folder: Path, task: str, response: str = "") -> AnswerSubmitted:
+def submit(folder: Path, task: str, response: str = "") -> msg.AnswerSubmitted:
     ids = load_tokenizer(folder).encode(response, trusted=False)
     row = json.dumps(ROWS.get(task, {})).encode()
-    return AnswerSubmitted(1, "", "", RewardInput("answered", row, 0, ids_to_bytes(ids), bytes([1]) * len(ids)), task)
+    return msg.AnswerSubmitted(
+        1, "", "", msg.RewardInput("answered", row, 0, msg.ids_to_bytes(ids), bytes([1]) * len(ids)), task
+    )
 
 
 async def test_the_environment_of_the_page_counts_and_gives_a_reward(folder: Path) -> None:
     async with open_services(folder, TOML[1]) as services:
-        assert await call(services, "counter", "", ROWS["targets"]) == Observation(
+        assert await call(services, "counter", "", ROWS["targets"]) == msg.Observation(
             "The counter is at 0. Bring it to 7."
         )
         for amount, count in ((3, 3), (4, 7)):
-            assert await call(services, "counter", "add", {"amount": amount}) == Observation(
+            assert await call(services, "counter", "add", {"amount": amount}) == msg.Observation(
                 f"The counter is at {count}."
             )
         reward, components, _ = await services.score(submit(folder, "counter"))
@@ -148,9 +144,9 @@ async def test_the_game_of_the_page_answers_with_turns_of_the_user(folder: Path)
         await call(services, "guess", "", ROWS["numbers"])
         said = [{"role": "assistant", "content": text} for text in ("Is it 3", "", "I say 4")]
         assert [await call(services, "guess", "step", message) for message in said] == [
-            Observation("No. Guess again."),
-            Observation("No. Guess again."),
-            Observation("Right.", stop=True, rewards={"guess": pytest.approx(0.7)}),
+            msg.Observation("No. Guess again."),
+            msg.Observation("No. Guess again."),
+            msg.Observation("Right.", stop=True, rewards={"guess": pytest.approx(0.7)}),
         ]
 
 

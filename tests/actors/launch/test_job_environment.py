@@ -6,25 +6,12 @@ from asterism.actors.launch.job_environment import NodePlacement, parse_first_no
 from asterism.configs.errors import UnusableInput
 
 TORCHRUN = {
-    "TORCHELASTIC_RUN_ID": "none",
-    "RANK": "2",
-    "WORLD_SIZE": "4",
-    "LOCAL_RANK": "0",
-    "LOCAL_WORLD_SIZE": "1",
-    "GROUP_RANK": "2",
-    "GROUP_WORLD_SIZE": "4",
-    "MASTER_ADDR": "10.0.0.1",
-    "MASTER_PORT": "29500",
+    **{"TORCHELASTIC_RUN_ID": "none", "RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+    **{"GROUP_RANK": "2", "GROUP_WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"},
 }
 BATCH_SCRIPT = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_JOB_NODELIST": "node[03-06]",
-    "SLURM_JOB_NUM_NODES": "4",
-    "SLURM_NTASKS": "4",
-    "SLURM_TASKS_PER_NODE": "1(x4)",
-    "SLURM_PROCID": "0",
-    "SLURM_NODEID": "0",
-    "SLURM_LOCALID": "0",
+    **{"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[03-06]", "SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS": "4"},
+    **{"SLURM_TASKS_PER_NODE": "1(x4)", "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"},
 }
 SRUN = {
     **BATCH_SCRIPT,

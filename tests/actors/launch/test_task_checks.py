@@ -8,12 +8,12 @@ import pytest
 from asterism.actors.launch.checks.input_checks import check_inputs
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
-from asterism.configs.loading.config_layers import ConfigError
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.policies.tools.task_description import TaskDescription
 from asterism.tasks import MATH_PYTHON
+from tests.golden_messages import check_golden_messages
 
 pytestmark = pytest.mark.slow
 
@@ -162,98 +162,22 @@ def test_the_kinds_of_code_are_described(inputs: Inputs) -> None:
     assert described["d"] == MATH_PYTHON
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (
-            ['import = "code"'],
-            'tasks.t.import: "code" is no import path; expected "package.module:name" or "file.py:na',
-        ),
-        (['import = "code.py:"'], 'tasks.t.import: "{folder}/code.py:" is no import path'),
-        (['import = "absent.py:x"'], "tasks.t.import: {folder}/absent.py: no such file"),
-        (['import = "absent_package.module:x"'], "tasks.t.import: no module absent_package; is it installed"),
-        ([import_path("lokup")], 'tasks.t.import: {folder}/code.py has no "lokup"; did you mean "lookup"?'),
-        (
-            [import_path("number")],
-            "tasks.t.import: 3 is no function; expected a function, a list of functions, a class",
-        ),
-        ([import_path("nothing")], "tasks.t.import: the list has no functions"),
-        ([import_path("twice")], 'tasks.t.import: two tools have the name "lookup"; rename one'),
-        ([import_path("Useless")], "tasks.t.import: the class Useless has no `reset`; expected a function"),
-        ([import_path("undocumented")], "tasks.t.import: undocumented: a tool is a function with a Google docstring"),
-        ([import_path("untyped")], "tasks.t.import: untyped, parameter 'query': it has no type annotation"),
-        ([import_path("undescribed")], "tasks.t.import: undescribed, parameter 'query': it has no description"),
-        (
-            [import_path("jupyter_code")],
-            'tasks.t.import: the name "jupyter_code" is that of a Python tool; use another',
-        ),
-        ([import_path("lookup"), "parameters = {x = 1}"], "tasks.t.parameters: only a class takes parameters"),
-        ([import_path("Maze")], "tasks.t.parameters.width: missing; Maze needs it"),
-        (
-            [import_path("Maze"), "parameters = {width = 3, hight = 2}"],
-            "tasks.t.parameters.hight: Maze has no such parameter; it has width, height, tags, extra",
-        ),
-        (
-            [import_path("Maze"), 'parameters = {width = "3"}'],
-            "tasks.t.parameters.width: Expected `int`, got `str`",
-        ),
-        (
-            [import_path("Maze"), "parameters = {width = 3, tags = [1]}"],
-            "tasks.t.parameters.tags: Expected `str`, got `int`",
-        ),
-        (
-            [import_path("Unscored")],
-            "tasks.t.import: {folder}/code.py:Unscored has no `get_reward`, and tasks.t.reward.functions names no",
-        ),
-        ([import_path("BrokenServer")], "tasks.t.import: describe_tools raised ConnectionError: no server"),
-        (
-            [import_path("User"), '[tasks.dialogue]\ntools = ["jupyter_code"]'],
-            "tasks.t.import: {folder}/code.py:User is a dialogue, which has no tools; remove tasks.t.dialogue.tools",
-        ),
-        (
-            [import_path("User"), '[tasks.dialogue]\nsystem = "{{tools}}"'],
-            "tasks.t.import: {folder}/code.py:User has no tools, but tasks.t.dialogue.system contains {{tools}}",
-        ),
-        (
-            [import_path("lookup"), 'python = "absent/python"'],
-            "tasks.t.python: {folder}/absent/python: no such file",
-        ),
-        (
-            [import_path("lookup"), '[tasks.reward.functions]\nr = "code.py:scored"'],
-            'tasks.t.reward.functions.r: {folder}/code.py has no "scored"; did you mean "score"?',
-        ),
-    ],
-)
-def test_a_mistake_in_a_task_is_named_by_its_key(inputs: Inputs, lines: list[str], message: str) -> None:
-    lines = [line.replace("{{", "{").replace("}}", "}") for line in lines]
-    with pytest.raises(UnusableInput) as error:
-        inputs.check(inputs.write("t", *lines))
-    assert message.format(folder=inputs.folder) in str(error.value)
-    assert str(error.value).startswith("tasks.t.")
-
-
-def test_an_unset_variable_is_named_with_its_key(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
-    table, lines = "variables = { KEY = '${PLANTED}' }", [import_path("lookup")]
-    with pytest.raises(
-        UnusableInput, match=r"^tasks\.t\.variables: KEY: the environment variable PLANTED is not set; "
-    ):
-        inputs.check(inputs.write("t", *lines, table))
-    monkeypatch.setenv("PLANTED", "4711")
-    assert "t" in inputs.check(inputs.write("t", *lines, table))
-
-
-def test_a_missing_package_is_named(inputs: Inputs) -> None:
+def test_each_mistake_in_a_task_is_refused_with_its_key_and_the_remedy(inputs: Inputs) -> None:
+    """An input is the lines of the table, and the only row of its data after ROW."""
     (inputs.folder / "needy.py").write_text("import absent_package\n")
-    with pytest.raises(UnusableInput) as error:
-        inputs.check(inputs.write("t", 'import = "needy.py:x"'))
-    needy = inputs.folder / "needy.py"
-    assert str(error.value) == f"tasks.t.import: {needy} needs the module absent_package, which is not installed"
-
-
-def test_an_error_of_the_code_is_an_error_of_the_key_import(inputs: Inputs) -> None:
     (inputs.folder / "broken.py").write_text("1 / 0\n")
-    with pytest.raises(UnusableInput, match=r"^tasks\.t\.import: .* cannot be imported: ZeroDivisionError: division"):
-        inputs.check(inputs.write("t", 'import = "broken.py:x"'))
+
+    def check(case: str) -> None:
+        lines, _, row = case.partition(" ROW ")
+        inputs.write_rows([json.loads(row)] if row else ROWS)
+        inputs.check(inputs.write("t", lines))
+
+    check_golden_messages(Path(__file__).parent / "task_messages.txt", check, {f"{inputs.folder}/": ""})
+
+
+def test_a_variable_that_is_set_is_accepted(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLANTED", "4711")
+    assert "t" in inputs.check(inputs.write("t", import_path("lookup"), "variables = { KEY = '${PLANTED}' }"))
 
 
 def test_an_environment_without_a_reward_may_have_reward_functions(inputs: Inputs) -> None:
@@ -262,33 +186,6 @@ def test_an_environment_without_a_reward_may_have_reward_functions(inputs: Input
 
 
 # ---------------------------------------------------------------- rows
-
-
-@pytest.mark.parametrize(
-    ("lines", "rows", "message"),
-    [
-        ([], [{"question": "What?"}], "tasks.t.data: {folder}/rows.jsonl: row 1"),
-        ([], [{"answer": "2"}], "tasks.t.data: {folder}/rows.jsonl: row 1"),
-        ([import_path("lookup")], [{"question": "What?"}], "tasks.t.data: {folder}/rows.jsonl: row 1"),
-        (
-            [import_path("lookup"), '[tasks.reward.functions]\nr = "code.py:score"'],
-            [{"level": 3}],
-            "tasks.t.data: {folder}/rows.jsonl: row 1",
-        ),
-        (
-            [import_path("Unscored"), '[tasks.reward.functions]\nr = "math"'],
-            [{"level": 3}],
-            "tasks.t.data: {folder}/rows.jsonl: row 1",
-        ),
-    ],
-)
-def test_graded_rows_need_a_question_and_an_answer(
-    inputs: Inputs, lines: list[str], rows: list[dict[str, object]], message: str
-) -> None:
-    inputs.write_rows(rows)
-    with pytest.raises(UnusableInput) as error:
-        inputs.check(inputs.write("t", *lines))
-    assert str(error.value).startswith(message.format(folder=inputs.folder))
 
 
 @pytest.mark.parametrize(
@@ -313,58 +210,8 @@ def test_a_missing_data_file_of_a_task_is_named_with_the_remedy(inputs: Inputs) 
 # ---------------------------------------------------------------- the file
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (["weigth = 2"], "unknown key `tasks[0].weigth`; did you mean `tasks[0].weight`?"),
-        (["[tasks.dialogue]", "max_turn = 2"], "unknown key `tasks[0].dialogue.max_turn`; did you mean"),
-        (["weight = 0"], "`tasks[0].weight`"),
-        (["processes = 0"], "`tasks[0].processes`"),
-        (["call_limit_s = 0"], "`tasks[0].call_limit_s`"),
-        (["parameters = 3"], "`tasks[0].parameters`"),
-        (["variables = {A = 1}"], "tasks[0].variables"),
-    ],
-)
-def test_a_wrong_key_or_value_of_a_task_is_named_with_its_index(inputs: Inputs, lines: list[str], message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        inputs.load(inputs.write("t", *lines))
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize("name", ["", "a/b", "-a", "a b", "x" * 65])
-def test_a_name_that_is_unusable_in_files_or_metrics_is_refused(inputs: Inputs, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"tasks\[0\]\.name"):
-        inputs.load(inputs.write(name))
-
-
-def test_two_tasks_with_one_name_are_refused(inputs: Inputs) -> None:
-    with pytest.raises(ConfigError, match='tasks: the name "t" is used twice'):
-        inputs.load(inputs.write("t"), inputs.write("t"))
-
-
-def test_a_task_needs_data(inputs: Inputs) -> None:
-    with pytest.raises(ConfigError, match=r"the key `tasks\[0\]\.data` is missing"):
-        inputs.load('[[tasks]]\nname = "t"\n')
-
-
-def test_the_accepted_rewards_are_the_same_for_all_tasks(inputs: Inputs) -> None:
-    accept = '[tasks.reward]\naccept = "expression"'
-    with pytest.raises(
-        ConfigError, match=r"tasks: reward\.accept must be the same for all tasks; set it in \[reward\]"
-    ):
-        inputs.load(inputs.write("a", accept), inputs.write("b"))
-
-
 def test_an_override_changes_the_task_with_that_name(inputs: Inputs) -> None:
     tables = (inputs.write("a"), inputs.write("b", "weight = 3"))
     run = inputs.load(*tables, overrides=("tasks.b.weight=2", "tasks.a.dialogue.max_turns=7"))
     assert [task.weight for task in run.resolved_tasks] == [1.0, 2.0]
     assert [task.get_dialogue().max_turns for task in run.resolved_tasks] == [7, 10]
-    for override, message in {
-        "tasks.c.weight=2": r'--set tasks\.c\.weight=2: \[\[tasks\]\] has no table with the name "c"; known: a, b',
-        "tasks.a.weigth=2": r"unknown key `tasks\.a\.weigth`; did you mean `tasks\.a\.weight`\?",
-    }.items():
-        with pytest.raises(ConfigError, match=message):
-            inputs.load(*tables, overrides=(override,))
-    with pytest.raises(ConfigError, match='has no table with the name "a"; known: none'):
-        inputs.load(overrides=("tasks.a.weight=2",))

@@ -17,18 +17,9 @@ from asterism.analysis.event_logs.diff import (
     list_differing_fields,
     list_divergences,
 )
+from asterism.bus import messages as msg
 from asterism.bus.codec import encode
 from asterism.bus.event_log.writer import EventLog
-from asterism.bus.messages import (
-    AnyMessage,
-    CodeFinished,
-    CodeOk,
-    Envelope,
-    Output,
-    StepTrained,
-    TurnGenerated,
-    WeightsPublished,
-)
 from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.algorithm import SftConfig
@@ -36,20 +27,20 @@ from asterism.configs.schema.run_config import RunConfig
 from tests.fakes import generated, start_group, text_context
 from tests.recorded import small_run
 
-Received = tuple[str, AnyMessage]  # actor, message
+Received = tuple[str, msg.AnyMessage]  # actor, message
 
 START = start_group(2)
 
 
-def finished(call: int, output: str, duration_s: float = 0.01) -> CodeFinished:
-    return CodeFinished(7, call, CodeOk(Output(output)), duration_s, "executor-0/1")
+def finished(call: int, output: str, duration_s: float = 0.01) -> msg.CodeFinished:
+    return msg.CodeFinished(7, call, msg.CodeOk(msg.Output(output)), duration_s, "executor-0/1")
 
 
 def a_run(path: Path, *received: Received, tick_s: float = 1.0) -> RunFolder:
     folder = RunFolder(path)
     log = EventLog(folder.events / "head.sqlite")
     for number, (actor, message) in enumerate(received):
-        frame = encode(Envelope("x", f"head/{actor}", message))
+        frame = encode(msg.Envelope("x", f"head/{actor}", message))
         about = getattr(message, "trajectory_id", None)
         log.append(10.0 + number * tick_s, actor, "x", type(message).__name__, about, frame)
     log.close()
@@ -134,14 +125,17 @@ def test_the_differences_of_the_configurations_come_first(tmp_path: Path) -> Non
 def test_the_first_divergence_in_time_is_found(tmp_path: Path) -> None:
     begin = [("r", START), ("r", generated(8, 0, "b")), ("r", generated(7, 0, "a"))]
     late = finished(0, "4")
-    a = a_run(tmp_path / "a", *begin, ("r", late), ("recipe", StepTrained(1, {"loss": 0.5, "train_s": 1.0})))
+    a = a_run(tmp_path / "a", *begin, ("r", late), ("recipe", msg.StepTrained(1, {"loss": 0.5, "train_s": 1.0})))
     b = a_run(
-        tmp_path / "b", *begin, ("r", finished(0, "5", 3.0)), ("recipe", StepTrained(1, {"loss": 0.25, "train_s": 9.0}))
+        tmp_path / "b",
+        *begin,
+        ("r", finished(0, "5", 3.0)),
+        ("recipe", msg.StepTrained(1, {"loss": 0.25, "train_s": 9.0})),
     )
     found = find_first_divergence(a, b)
     assert found is not None
     assert (found.stream, found.at_s, list_differing_fields(found)) == ("trajectory 7", 3.0, ["outcome"])
-    c = a_run(tmp_path / "c", *begin, ("r", late), ("recipe", StepTrained(1, {"loss": 0.25, "train_s": 9.0})))
+    c = a_run(tmp_path / "c", *begin, ("r", late), ("recipe", msg.StepTrained(1, {"loss": 0.25, "train_s": 9.0})))
     found = find_first_divergence(a, c)
     assert found is not None
     assert (found.stream, found.at_s, list_differing_fields(found)) == ("step 1", 4.0, ["metrics"])
@@ -164,7 +158,7 @@ def test_the_later_start_of_a_trajectory_that_a_resumed_run_repeats_counts(tmp_p
 
 
 def test_the_files_of_the_newest_checkpoint_are_compared(tmp_path: Path) -> None:
-    runs = [a_run(tmp_path / name, ("recipe", StepTrained(1, {}))) for name in "ab"]
+    runs = [a_run(tmp_path / name, ("recipe", msg.StepTrained(1, {}))) for name in "ab"]
     for run, content in zip(runs, (b"1", b"2"), strict=True):
         for step in (0, 1):
             (run.get_checkpoint_path(step)).mkdir(parents=True)
@@ -179,7 +173,7 @@ def test_the_files_of_the_newest_checkpoint_are_compared(tmp_path: Path) -> None
 
 
 def test_the_metrics_file_is_compared_without_its_times_and_cache_misses(tmp_path: Path) -> None:
-    runs = [a_run(tmp_path / name, ("recipe", StepTrained(1, {}))) for name in "abc"]
+    runs = [a_run(tmp_path / name, ("recipe", msg.StepTrained(1, {}))) for name in "abc"]
     for run, reward, step_s in zip(runs, (0.5, 0.5, 0.25), (1.0, 2.0, 1.0), strict=True):
         values = {"reward": reward, "step_s": step_s, "recomputed_share": step_s / 4}
         run.metrics.write_text(json.dumps({"kind": "step", "step": 1, **values}) + "\n")
@@ -190,7 +184,7 @@ def test_the_metrics_file_is_compared_without_its_times_and_cache_misses(tmp_pat
 
 
 def test_probe_metrics_of_engines_or_launches_are_not_compared_but_the_probe_gap_is(tmp_path: Path) -> None:
-    runs = [a_run(tmp_path / name, ("recipe", StepTrained(1, {}))) for name in "abc"]
+    runs = [a_run(tmp_path / name, ("recipe", msg.StepTrained(1, {}))) for name in "abc"]
     of_launch = ("probe_mismatch", "probe_moved", "probe_followed", "probe_since")
     for run, engines, gap in zip(runs, (1.0, 2.0, 1.0), (0.5, 0.5, 0.25), strict=True):
         values = {"probe_engines": engines, "probe_gap": gap, "probe_unmoved_engines": engines - 1.0}
@@ -202,12 +196,15 @@ def test_probe_metrics_of_engines_or_launches_are_not_compared_but_the_probe_gap
 
 
 def test_an_exact_comparison_ignores_only_times_and_weight_paths(tmp_path: Path) -> None:
-    a = a_run(tmp_path / "a", ("r", finished(0, "4", 1.0)), ("recipe", WeightsPublished(1, "/dev/shm/a", 5, "d")))
+    a = a_run(tmp_path / "a", ("r", finished(0, "4", 1.0)), ("recipe", msg.WeightsPublished(1, "/dev/shm/a", 5, "d")))
     b = a_run(
-        tmp_path / "b", ("r", finished(0, "4", 2.0)), ("recipe", WeightsPublished(1, "/dev/shm/b", 5, "d")), tick_s=9
+        tmp_path / "b",
+        ("r", finished(0, "4", 2.0)),
+        ("recipe", msg.WeightsPublished(1, "/dev/shm/b", 5, "d")),
+        tick_s=9,
     )
     assert find_first_divergence(a, b, exact=True) is None
-    c = a_run(tmp_path / "c", ("r", finished(0, "4", 2.0)), ("recipe", WeightsPublished(1, "/dev/shm/b", 5, "e")))
+    c = a_run(tmp_path / "c", ("r", finished(0, "4", 2.0)), ("recipe", msg.WeightsPublished(1, "/dev/shm/b", 5, "e")))
     found = find_first_divergence(a, c, exact=True)
     assert found is not None
     assert list_differing_fields(found) == ["digest"]
@@ -215,7 +212,7 @@ def test_an_exact_comparison_ignores_only_times_and_weight_paths(tmp_path: Path)
 
 def test_both_sides_are_shown_from_the_first_different_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diff_command, "load_text_context", lambda _: text_context())
-    turns: list[TurnGenerated] = [generated(7, 0, "the same, then this"), generated(7, 0, "the same, then that")]
+    turns: list[msg.TurnGenerated] = [generated(7, 0, "the same, then this"), generated(7, 0, "the same, then that")]
     a, b = (a_run(tmp_path / name, ("r", START), ("r", turn)) for name, turn in zip("ab", turns, strict=True))
     console = Console(width=200)
     with console.capture() as captured:

@@ -14,17 +14,7 @@ from asterism.analysis.event_logs.merged_events import merge_events
 from asterism.analysis.event_logs.parquet_tables import write_parquet
 from asterism.analysis.event_logs.perfetto import write_chrome_trace
 from asterism.analysis.event_logs.spans import LEARNER, STEPS, TRAJECTORIES, TraceSpan, build_spans, select_step
-from asterism.bus.messages import (
-    CodeOk,
-    StepCollected,
-    StepCounts,
-    StepRequested,
-    StepTrained,
-    TrajectoryFailed,
-    TrajectoryFinished,
-    WeightsLoaded,
-    bytes_to_ids,
-)
+from asterism.bus import messages as msg
 from asterism.bus.messages.run import BufferCursor
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
@@ -45,15 +35,15 @@ def stepped(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     recording = Recording(folder)
     recording.begin()
     for step in (1, 2):
-        recording.tell("head/buffer", StepRequested(step, step - 1), "head/recipe")
+        recording.tell("head/buffer", msg.StepRequested(step, step - 1), "head/recipe")
         start = start_group(2, 10 * step, group_id=step, problem=f"q:{step}")
         recording.tell("rollout-0", start, "head/buffer")
         if step == 1:
             recording.work({(10, 0): CALL, (11, 0): CALL})
-            collected = StepCollected(1, 2, StepCounts(), {}, BufferCursor())
+            collected = msg.StepCollected(1, 2, msg.StepCounts(), {}, BufferCursor())
             recording.tell("head/recipe", collected, "head/buffer")
-            recording.tell("head/recipe", StepTrained(1, {}), "learner")
-            recording.tell("head/recipe", WeightsLoaded("generator-0", 1, 0.1), "generator-0")
+            recording.tell("head/recipe", msg.StepTrained(1, {}), "learner")
+            recording.tell("head/recipe", msg.WeightsLoaded("generator-0", 1, 0.1), "generator-0")
     recording.close()
     return folder
 
@@ -72,7 +62,7 @@ def test_the_events_table_has_a_row_per_event(
     (called,) = events.filter(pl.col("kind") == "CodeFinished").iter_rows(named=True)
     message = msgspec.json.decode(called["message"])
     assert (called["trajectory"], message["call"], message["executor"]) == (7, 0, "executor-0/1")
-    assert message["outcome"]["is"] == CodeOk.__name__
+    assert message["outcome"]["is"] == msg.CodeOk.__name__
     assert message["outcome"]["output"]["stdout"] == "4"
     assert "token_ids" not in "".join(events["message"])
 
@@ -83,9 +73,9 @@ def test_the_trajectories_table_has_tokens_and_ends(folder: RunFolder, tmp_path:
     ends = [each.envelope.message for each in merge_events(folder) if each.event.kind == "TrajectoryFinished"]
     assert sorted(rows) == [7, 8]
     for end in ends:
-        assert isinstance(end, TrajectoryFinished)
+        assert isinstance(end, msg.TrajectoryFinished)
         row = rows[end.trajectory_id]
-        assert row["token_ids"] == bytes_to_ids(end.record.token_ids)
+        assert row["token_ids"] == msg.bytes_to_ids(end.record.token_ids)
         assert row["loss_mask"] == list(end.record.loss_mask)
         assert set(row["logprobs"]) == {0.0, -1.0}
         assert set(row["versions"]) == {-1, 3}
@@ -97,7 +87,7 @@ def test_the_trajectories_table_has_tokens_and_ends(folder: RunFolder, tmp_path:
 def test_a_failed_trajectory_has_a_cause_and_no_tokens(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     recording = Recording(folder)
-    recording.tell("head/buffer", TrajectoryFailed(7, 0, "sandbox: gone"), "rollout-0")
+    recording.tell("head/buffer", msg.TrajectoryFailed(7, 0, "sandbox: gone"), "rollout-0")
     recording.close()
     write_parquet(folder, tmp_path / "out")
     (row,) = pl.read_parquet(tmp_path / "out" / "trajectories").iter_rows(named=True)

@@ -11,20 +11,10 @@ from asterism.analysis.simulation.cluster_model import H100, QWEN3_14B, build_cl
 from asterism.analysis.simulation.recorded_workload import load_recorded_step
 from asterism.analysis.simulation.simulate import Simulation, simulate
 from asterism.analysis.simulation.workload import TrajectoryPlan, WorkloadShape, draw_workload
+from asterism.bus import messages as msg
 from asterism.bus.codec import decode, encode
 from asterism.bus.event_log.reader import read_events
 from asterism.bus.event_log.writer import EventLog
-from asterism.bus.messages import (
-    AnyMessage,
-    BufferCursor,
-    EngineJoined,
-    Envelope,
-    StartGroup,
-    StepCollected,
-    StepCounts,
-    StepRequested,
-    TrajectoryFinished,
-)
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder
@@ -44,27 +34,27 @@ class Recorded(Simulation):
     def __init__(self, folder: Path) -> None:
         super().__init__(WORKLOAD, CLUSTER, "kv_lookahead")
         self._logs = {name: EventLog(folder / f"{name}.sqlite") for name in ("rollout-0", "head")}
-        self._append("head", StepRequested(3, 2))
+        self._append("head", msg.StepRequested(3, 2))
 
-    def _append(self, log: str, message: AnyMessage) -> None:
-        frame = encode(Envelope("someone", log, message))
+    def _append(self, log: str, message: msg.AnyMessage) -> None:
+        frame = encode(msg.Envelope("someone", log, message))
         self._logs[log].append(self.timeline.now, log, "someone", type(message).__name__, None, frame)
 
-    def _decide_rollout(self, message: AnyMessage) -> None:
+    def _decide_rollout(self, message: msg.AnyMessage) -> None:
         self._append("rollout-0", message)
         super()._decide_rollout(message)
 
-    def _decide_arbiter(self, message: AnyMessage) -> None:
+    def _decide_arbiter(self, message: msg.AnyMessage) -> None:
         self._append("head", message)
         super()._decide_arbiter(message)
 
-    def _collect(self, message: AnyMessage) -> None:
+    def _collect(self, message: msg.AnyMessage) -> None:
         self._append("head", message)
         super()._collect(message)
 
     def close(self) -> None:
-        self._append("head", StepCollected(3, 0, StepCounts(), {}, BufferCursor()))
-        self._append("head", StepRequested(4, 3))
+        self._append("head", msg.StepCollected(3, 0, msg.StepCounts(), {}, msg.BufferCursor()))
+        self._append("head", msg.StepRequested(4, 3))
         for log in self._logs.values():
             log.close()
 
@@ -135,9 +125,9 @@ def test_a_replacement_group_starts_when_the_replaced_group_ends(folder: Path) -
     logs = folder / "rollout-0.sqlite", folder / "head.sqlite"
     assert load_recorded_step(RunFolder(folder.parent)).workload.started_after == {1: 0}
     messages = [(event.time, decode(event.frame).message) for event, _ in read_events(logs[0])]
-    begun = {each.group_id: at for at, each in messages if isinstance(each, StartGroup)}
+    begun = {each.group_id: at for at, each in messages if isinstance(each, msg.StartGroup)}
     collected = [(event.time, decode(event.frame).message) for event, _ in read_events(logs[1])]
-    ends = [at for at, each in collected if isinstance(each, TrajectoryFinished) and each.group_id == 0]
+    ends = [at for at, each in collected if isinstance(each, msg.TrajectoryFinished) and each.group_id == 0]
     assert begun == {0: 0.0, 1: pytest.approx(max(ends) + CLUSTER.latency_s)}
 
 
@@ -162,25 +152,25 @@ def test_a_run_without_a_step_to_simulate_is_refused_with_the_file(folder: Path,
 
 def test_groups_outside_the_step_are_left_out(folder: Path, tmp_path: Path) -> None:
     run = RunFolder(shutil.copytree(folder.parent, tmp_path / "run"))
-    append_request(run, 0.001, StepRequested(4, 3))
+    append_request(run, 0.001, msg.StepRequested(4, 3))
     first = load_recorded_step(run).workload
     assert ({plan.group_id for plan in first.plans}, first.started_after) == ({0}, {})
-    append_request(run, 100.0, StepRequested(3, 2))
+    append_request(run, 100.0, msg.StepRequested(3, 2))
     with pytest.raises(AnalysisError, match=r"head.sqlite: no trajectory of step 3 ended"):
         load_recorded_step(run)
 
 
-def append_request(run: RunFolder, at: float, request: StepRequested) -> None:
+def append_request(run: RunFolder, at: float, request: msg.StepRequested) -> None:
     log = EventLog(run.events / "head.sqlite")
-    log.append(at, "head", "someone", "StepRequested", None, encode(Envelope("someone", "head", request)))
+    log.append(at, "head", "someone", "StepRequested", None, encode(msg.Envelope("someone", "head", request)))
     log.close()
 
 
 def test_engines_that_differ_are_refused(folder: Path, tmp_path: Path) -> None:
     run = RunFolder(shutil.copytree(folder.parent, tmp_path / "run"))
     log = EventLog(run.events / "head.sqlite")
-    joined = EngineJoined("generator-1", 8192, 16, 0)
-    log.append(0.0, "head/arbiter", joined.engine, "EngineJoined", None, encode(Envelope("g", "a", joined)))
+    joined = msg.EngineJoined("generator-1", 8192, 16, 0)
+    log.append(0.0, "head/arbiter", joined.engine, "EngineJoined", None, encode(msg.Envelope("g", "a", joined)))
     log.close()
     with pytest.raises(AnalysisError, match="differ in capacity"):
         load_recorded_step(run)

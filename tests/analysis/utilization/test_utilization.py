@@ -189,13 +189,7 @@ class TestSteps:
 class TestExecutors:
     def load(self, logs: Logs, t: float, incarnation: int, **changes: float) -> None:
         fields = {
-            "slots": 2,
-            "running": 0,
-            "queued": 0,
-            "done": 0,
-            "busy_s": 0,
-            "running_s": 0,
-            "queued_s": 0,
+            **{"slots": 2, "running": 0, "queued": 0, "done": 0, "busy_s": 0, "running_s": 0, "queued_s": 0},
             "code_s": 0,
         }
         logs.line("executor-0", t, "executor.load", executor=f"executor-0/{incarnation}", **{**fields, **changes})

@@ -36,15 +36,8 @@ def execute(path: Path, sql: str, *values: object) -> None:
 
 
 CHANGES = [
-    ("time", "time + 1"),
-    ("actor", "'buffet'"),
-    ("sender", "'tail'"),
-    ("epoch", "2"),
-    ("number", "number + 1"),
-    ("kind", "'Kind9'"),
-    ("trajectory", "77"),
-    ("trajectory", "NULL"),
-    ("frame", "x'73686f7274'"),
+    *(("time", "time + 1"), ("actor", "'buffet'"), ("sender", "'tail'"), ("epoch", "2"), ("number", "number + 1")),
+    *(("kind", "'Kind9'"), ("trajectory", "77"), ("trajectory", "NULL"), ("frame", "x'73686f7274'")),
     ("frame", "x'00'"),
     ("checksum", "checksum + 1"),
 ]

@@ -7,19 +7,11 @@ from threading import Event
 
 import pytest
 
+from asterism.bus import messages as msg
 from asterism.bus.codec import encode
 from asterism.bus.event_log import retention
 from asterism.bus.event_log.reader import UnusableLog, check_complete, list_removed_events, read_events
 from asterism.bus.event_log.writer import EventLog
-from asterism.bus.messages import (
-    AdmissionContinued,
-    AnyMessage,
-    Envelope,
-    LeaseReleased,
-    RunStarted,
-    StepTrained,
-    TurnGenerated,
-)
 from asterism.bus.messages.run import BufferCursor
 
 
@@ -37,10 +29,10 @@ class Writer:
         self._log = EventLog(path, keep_steps=keep_steps)
         self._log.on_commit = lambda _: self._committed.set()
 
-    def write(self, *messages: AnyMessage) -> None:
+    def write(self, *messages: msg.AnyMessage) -> None:
         for message in messages:
             self._committed.clear()
-            frame = encode(Envelope("x", "head/buffer", message))
+            frame = encode(msg.Envelope("x", "head/buffer", message))
             trajectory = getattr(message, "trajectory_id", None)
             seq = self._log.append(1.0, "buffer", "x", type(message).__name__, trajectory, frame)
             self._log.append_decision(seq, b"done", None)
@@ -48,19 +40,19 @@ class Writer:
 
     def flush_removals(self, events: int = 20) -> None:
         """Write more events, so that their commits remove all old events."""
-        self.write(*[AdmissionContinued()] * events)
+        self.write(*[msg.AdmissionContinued()] * events)
 
     def close(self) -> None:
         self._log.close()
 
     def step(self, step: int, events: int = 5) -> None:
-        self.write(*(LeaseReleased(100 * step + number, 1) for number in range(events)), StepTrained(step, {}))
+        self.write(*(msg.LeaseReleased(100 * step + number, 1) for number in range(events)), msg.StepTrained(step, {}))
 
     def list_trajectories(self) -> list[int]:
         return [event.trajectory for event, _ in read_events(self.path) if event.trajectory is not None]
 
 
-STARTED = RunStarted(0, BufferCursor())
+STARTED = msg.RunStarted(0, BufferCursor())
 
 
 @pytest.fixture
@@ -103,7 +95,7 @@ def test_in_a_rollout_process_the_versions_of_turns_determine_finished_steps(ope
     for version in range(4):
         versions = version.to_bytes(4, "little", signed=True)
         for number in range(4):
-            turn = TurnGenerated(100 * version + number, 0, 1, bytes(4), bytes(4), versions, "stop")
+            turn = msg.TurnGenerated(100 * version + number, 0, 1, bytes(4), bytes(4), versions, "stop")
             log.write(turn)
     log.flush_removals()
     assert min(log.list_trajectories()) == 200  # version 3 means three finished steps
@@ -112,7 +104,7 @@ def test_in_a_rollout_process_the_versions_of_turns_determine_finished_steps(ope
 def test_a_turn_without_tokens_finishes_no_step(open_log: Callable[[int], Writer]) -> None:
     log = open_log(1)
     log.step(1)
-    log.write(TurnGenerated(100, 0, 1, b"", b"", b"", "abort"))
+    log.write(msg.TurnGenerated(100, 0, 1, b"", b"", b"", "abort"))
     log.flush_removals()
     assert log.list_trajectories() == [*range(100, 105), 100]
 
@@ -122,7 +114,7 @@ def test_each_commit_removes_a_bounded_number_of_events(open_log: Callable[[int]
     log.step(1, events=20)
     log.step(2, events=1)
     assert len(log.list_trajectories()) == 20 + 1 - 3
-    log.write(LeaseReleased(999, 1))
+    log.write(msg.LeaseReleased(999, 1))
     assert len(log.list_trajectories()) == 20 + 1 - 6 + 1
 
 

@@ -48,16 +48,8 @@ def make_packet(
 
 VALID = make_packet(0, 2)
 MALFORMED = [
-    b"",
-    b"\xc1",
-    VALID[:-1],
-    VALID + b"\x00",
-    b"\x91" * 100_000,
-    make_packet(0, 2, sender=""),
-    make_packet(0, 2, sender="a" * 256),
-    make_packet(0, 2, to=""),
-    make_packet(-1, 1),
-    make_packet(1 << 62, 0),
+    *(b"", b"\xc1", VALID[:-1], VALID + b"\x00", b"\x91" * 100_000, make_packet(0, 2, sender="")),
+    *(make_packet(0, 2, sender="a" * 256), make_packet(0, 2, to=""), make_packet(-1, 1), make_packet(1 << 62, 0)),
     make_packet(0, 1, epoch=-1),
     msgspec.msgpack.encode(["a", "b", 1, EPOCH, 0, 0, 0, [b"x", "y"]]),
     msgspec.msgpack.encode(["a", "b", 1, EPOCH, 0, 0, 0, [b"x"], "more"]),

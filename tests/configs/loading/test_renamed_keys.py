@@ -104,35 +104,6 @@ def test_a_file_that_cannot_be_rewritten_line_by_line_is_refused_and_stays_uncha
     assert (tmp_path / "run.toml").read_text() == text
 
 
-@pytest.mark.parametrize(
-    ("text", "overrides", "message"),
-    [
-        (
-            'name = "r"\n[learner]\nlr = 1',
-            [],
-            "`learner.lr` is named `learner.optimizer.lr` now; `asterism config --migrate ",
-        ),
-        (
-            'name = "r"',
-            ["learner.lora_rank=4"],
-            "--set learner.lora_rank=4: `learner.lora_rank` is named `learner.lora.rank` now",
-        ),
-        (
-            'name = "r"\n[learner.loss]\nfunction = "policies.losses.grpo:compute_grpo_loss"',
-            [],
-            "`policies.losses.grpo:compute_grpo_loss` is named `asterism.policies.losses.grpo:compute_grpo_loss` now",
-        ),
-    ],
-)
-def test_a_former_name_is_refused_with_the_present_one(
-    tmp_path: Path, text: str, overrides: list[str], message: str
-) -> None:
-    (tmp_path / "run.toml").write_text(text)
-    with pytest.raises(ConfigError) as error:
-        load_run(tmp_path / "run.toml", overrides)
-    assert message in str(error.value)
-
-
 def test_the_configuration_of_an_earlier_run_folder_is_read(tmp_path: Path) -> None:
     (tmp_path / "events").mkdir()
     text = (

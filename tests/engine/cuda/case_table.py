@@ -20,13 +20,8 @@ class LearnerCase(NamedTuple):
 
     def build_learner(self) -> LearnerConfig:
         defaults = {
-            "device": "cuda",
-            "dtype": "bfloat16",
-            "micro_batch_tokens": 64,
-            "minibatches": 1,
-            "old_logprobs": "engine",
-            "correction": "none",
-            "mismatch_limit": 1.0,
+            **{"device": "cuda", "dtype": "bfloat16", "micro_batch_tokens": 64, "minibatches": 1},
+            **{"old_logprobs": "engine", "correction": "none", "mismatch_limit": 1.0},
             "compile": False,  # compilation takes seconds per case
         }
         return make_learner(**{**defaults, **self.learner})

@@ -96,11 +96,7 @@ def plant_unfused_norm() -> Generator[None]:
 
 
 DEFECTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
-    "empty CPU maxima": plant_empty_cpu_maxima,
-    "item": plant_item,
-    "CPU mask": plant_cpu_mask,
-    "pageable copy": plant_pageable_copy,
-    "eager layers": plant_eager_layers,
-    "eager head": plant_eager_head,
+    **{"empty CPU maxima": plant_empty_cpu_maxima, "item": plant_item, "CPU mask": plant_cpu_mask},
+    **{"pageable copy": plant_pageable_copy, "eager layers": plant_eager_layers, "eager head": plant_eager_head},
     "unfused norm": plant_unfused_norm,
 }

@@ -27,147 +27,106 @@ RESULT = '{"degrees": 4}'
 QUESTION, ANSWER, SYSTEM = "Is it cold in Zürich?", "Yes, it has 4 °C.", "You are a weather service."
 CALL_TEXT = json.dumps({"name": "get_weather", "arguments": ARGUMENTS}, ensure_ascii=False)
 
+
+def say(role: str, content: str | None, **fields: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **fields}
+
+
+def write_sharegpt(**texts: str) -> list[dict[str, str]]:
+    """Write the turns of ShareGPT; a number at the end of a name is not part of the name of the speaker."""
+    return [{"from": name.rstrip("0123456789"), "value": text} for name, text in texts.items()]
+
+
+def write_call(arguments: Any, **fields: str) -> dict[str, Any]:
+    return {**fields, "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
+
+
+BEGIN = [say("system", SYSTEM), say("user", QUESTION)]
+CALL = {"name": "get_weather", "arguments": json.dumps(ARGUMENTS)}
+NAMED_RESULT = {"role": "tool", "name": "get_weather", "content": RESULT}
+NUMBERED_RESULT = {"role": "tool", "tool_call_id": "call_1", "content": RESULT}
 PUBLIC_ROWS: dict[str, dict[str, Any]] = {
     "TRL messages with tools": {
         "tools": TOOLS,
         "messages": [
-            {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": QUESTION},
-            {
-                "role": "assistant",
-                "tool_calls": [{"type": "function", "function": {"name": "get_weather", "arguments": ARGUMENTS}}],
-            },
-            {"role": "tool", "name": "get_weather", "content": RESULT},
-            {"role": "assistant", "content": ANSWER},
+            *(*BEGIN, {"role": "assistant", "tool_calls": [write_call(ARGUMENTS)]}),
+            *(NAMED_RESULT, say("assistant", ANSWER)),
         ],
     },
     "OpenAI function_call": {
         "tools": json.dumps(TOOLS),
         "messages": [
-            {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": QUESTION},
-            {
-                "role": "assistant",
-                "content": None,
-                "function_call": {"name": "get_weather", "arguments": json.dumps(ARGUMENTS)},
-            },
-            {"role": "function", "name": "get_weather", "content": RESULT},
-            {"role": "assistant", "content": ANSWER, "function_call": None},
+            *(*BEGIN, say("assistant", None, function_call=CALL)),
+            *(NAMED_RESULT | {"role": "function"}, say("assistant", ANSWER, function_call=None)),
         ],
     },
     "ShareGPT": {
         "system": SYSTEM,
         "tools": json.dumps([WEATHER, CLOCK]),
-        "conversations": [
-            {"from": "human", "value": QUESTION},
-            {"from": "function_call", "value": CALL_TEXT},
-            {"from": "observation", "value": RESULT},
-            {"from": "gpt", "value": ANSWER},
-        ],
+        "conversations": write_sharegpt(human=QUESTION, function_call=CALL_TEXT, observation=RESULT, gpt=ANSWER),
     },
     "Hermes": {
         "tools": json.dumps(TOOLS),
-        "conversations": [
-            {"from": "system", "value": SYSTEM},
-            {"from": "human", "value": QUESTION},
-            {"from": "gpt", "value": f"<tool_call>\n{CALL_TEXT}\n</tool_call>"},
-            {"from": "tool", "value": f"<tool_response>\n{RESULT}\n</tool_response>"},
-            {"from": "gpt", "value": ANSWER},
-        ],
+        "conversations": write_sharegpt(
+            **{"system": SYSTEM, "human": QUESTION, "gpt1": f"<tool_call>\n{CALL_TEXT}\n</tool_call>"},
+            **{"tool": f"<tool_response>\n{RESULT}\n</tool_response>", "gpt2": ANSWER},
+        ),
     },
     "reasoning_content": {
         "tools": TOOLS,
         "messages": [
-            {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": QUESTION},
-            {
-                "role": "assistant",
-                "content": "",
-                "reasoning_content": "",
-                "tool_calls": [
-                    {
-                        "id": "call_1",
-                        "type": "function",
-                        "function": {"name": "get_weather", "arguments": json.dumps(ARGUMENTS)},
-                    }
-                ],
-            },
-            {"role": "tool", "tool_call_id": "call_1", "content": RESULT},
-            {"role": "assistant", "content": ANSWER, "reasoning_content": ""},
+            *BEGIN,
+            say("assistant", "", reasoning_content="", tool_calls=[write_call(CALL["arguments"], id="call_1")]),
+            *(NUMBERED_RESULT, say("assistant", ANSWER, reasoning_content="")),
         ],
     },
 }
 
 THOUGHT, REMARK, TIME = "I need both.\n", "One moment.", "12:30 \u2603"
+THOUGHT_AND_REMARK = f"<think>{THOUGHT}</think>\n{REMARK}"
 TIME_CALL = {"name": "get_time", "arguments": {}}
 TWO_CALLS = [
-    {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": json.dumps(ARGUMENTS)}},
+    write_call(CALL["arguments"], id="call_1"),
     {"id": "call_2", "type": "function", "function": {"name": "get_time", "arguments": "{}"}},
 ]
 
 
 def build_sharegpt_row(*calls: str) -> dict[str, Any]:
-    return {
-        "system": SYSTEM,
-        "tools": json.dumps([WEATHER, CLOCK]),
-        "conversations": [
-            {"from": "human", "value": QUESTION},
-            {"from": "gpt", "value": f"<think>{THOUGHT}</think>\n{REMARK}"},
-            *({"from": "function_call", "value": call} for call in calls),
-            {"from": "observation", "value": RESULT},
-            {"from": "observation", "value": TIME},
-            {"from": "gpt", "value": ANSWER},
-        ],
-    }
+    called = {f"function_call{number}": call for number, call in enumerate(calls)}
+    texts = {"human": QUESTION, "gpt1": THOUGHT_AND_REMARK, **called, "observation1": RESULT, "observation2": TIME}
+    return PUBLIC_ROWS["ShareGPT"] | {"conversations": write_sharegpt(**texts, gpt2=ANSWER)}
 
 
 SEVERAL_CALLS_ROWS: dict[str, dict[str, Any]] = {
     "TRL messages with tools": {
         "tools": TOOLS,
         "messages": [
-            {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": QUESTION},
-            {
-                "role": "assistant",
-                "content": f"<think>{THOUGHT}</think>\n{REMARK}",
-                "tool_calls": [
-                    {"type": "function", "function": {"name": "get_weather", "arguments": ARGUMENTS}},
-                    {"type": "function", "function": TIME_CALL},
-                ],
-            },
-            {"role": "tool", "name": "get_weather", "content": RESULT},
-            {"role": "tool", "name": "get_time", "content": TIME},
-            {"role": "assistant", "content": ANSWER},
+            *BEGIN,
+            say(
+                *("assistant", THOUGHT_AND_REMARK),
+                tool_calls=[write_call(ARGUMENTS), {"type": "function", "function": TIME_CALL}],
+            ),
+            *(NAMED_RESULT, {"role": "tool", "name": "get_time", "content": TIME}, say("assistant", ANSWER)),
         ],
     },
     "ShareGPT": build_sharegpt_row(CALL_TEXT, json.dumps(TIME_CALL)),
     "ShareGPT with a list of calls": build_sharegpt_row(f"[{CALL_TEXT}, {json.dumps(TIME_CALL)}]"),
     "Hermes": {
         "tools": json.dumps(TOOLS),
-        "conversations": [
-            {"from": "system", "value": SYSTEM},
-            {"from": "human", "value": QUESTION},
-            {
-                "from": "gpt",
-                "value": f"<think>{THOUGHT}</think>\n{REMARK}\n<tool_call>\n{CALL_TEXT}\n</tool_call>\n"
-                f"<tool_call>\n{json.dumps(TIME_CALL)}\n</tool_call>",
-            },
-            {
-                "from": "tool",
-                "value": f"<tool_response>\n{RESULT}\n</tool_response>\n<tool_response>\n{TIME}\n</tool_response>",
-            },
-            {"from": "gpt", "value": ANSWER},
-        ],
+        "conversations": write_sharegpt(
+            **{"system": SYSTEM, "human": QUESTION},
+            gpt1=f"{THOUGHT_AND_REMARK}\n<tool_call>\n{CALL_TEXT}\n</tool_call>\n"
+            f"<tool_call>\n{json.dumps(TIME_CALL)}\n</tool_call>",
+            tool=f"<tool_response>\n{RESULT}\n</tool_response>\n<tool_response>\n{TIME}\n</tool_response>",
+            gpt2=ANSWER,
+        ),
     },
     "reasoning_content": {
         "tools": TOOLS,
         "messages": [
-            {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": QUESTION},
-            {"role": "assistant", "content": REMARK, "reasoning_content": THOUGHT, "tool_calls": TWO_CALLS},
-            {"role": "tool", "tool_call_id": "call_1", "content": RESULT},
-            {"role": "tool", "tool_call_id": "call_2", "content": TIME},
-            {"role": "assistant", "content": ANSWER, "reasoning_content": None},
+            *(*BEGIN, say("assistant", REMARK, reasoning_content=THOUGHT, tool_calls=TWO_CALLS)),
+            *(NUMBERED_RESULT, {"role": "tool", "tool_call_id": "call_2", "content": TIME}),
+            say("assistant", ANSWER, reasoning_content=None),
         ],
     },
 }

@@ -9,11 +9,12 @@ import pytest
 from asterism.configs.schema.algorithm import SftFileConfig
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.engine.data.data_files import DatasetError, DatasetRow
-from asterism.engine.data.dialogue_messages import DatasetLocation, DialogueMessage, parse_dialogue
+from asterism.engine.data.dialogue_messages import DatasetLocation, DialogueMessage
 from asterism.engine.data.sft_dialogues import iter_sft_dialogues
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.tasks.math_python import MATH_PYTHON
+from tests.engine.data.public_layouts import say, write_sharegpt
 from tests.engine.data.test_sft_dialogues import LetterTokenizer
 
 CALLS = [{"code": "print(1)"}, {"code": "print(2)"}]
@@ -26,63 +27,48 @@ RESULTS = [{"role": "tool", "tool_call_id": f"call_{number}", "content": str(num
 TOOLS = [{"type": "function", "function": {"name": "jupyter_code", "parameters": {"type": "object"}}}]
 RUN_PROMPT = SftFileConfig(name="some", data="", prompt="run")
 ANSWER = "<answer>\\boxed{3}</answer>"
+USER, SHAREGPT_RESULTS = say("user", "1+2?"), {"observation1": "1", "observation2": "2", "gpt": ANSWER}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "openai": {
         "tools": TOOLS,
         "messages": [
-            {"role": "system", "content": "Use the tool."},
-            {"role": "user", "content": "1+2?"},
-            {"role": "assistant", "content": None, "tool_calls": TOOL_CALLS},
-            *RESULTS,
-            {"role": "assistant", "content": ANSWER},
+            *(say("system", "Use the tool."), USER, say("assistant", None, tool_calls=TOOL_CALLS)),
+            *(*RESULTS, say("assistant", ANSWER)),
         ],
     },
     "content parts": {
         "messages": [
             {"role": "user", "content": [{"type": "text", "text": "1+"}, {"type": "text", "text": "2?"}]},
-            {"role": "assistant", "content": "", "tool_calls": FUNCTIONS},
-            *RESULTS,
+            *(say("assistant", "", tool_calls=FUNCTIONS), *RESULTS),
             {"role": "assistant", "content": [{"type": "text", "text": ANSWER}]},
         ]
     },
     "reasoning field": {
         "messages": [
-            {"role": "user", "content": "1+2?"},
-            {"role": "assistant", "reasoning_content": "", "content": None, "tool_calls": TOOL_CALLS},
-            *RESULTS,
-            {"role": "assistant", "reasoning_content": "", "content": ANSWER},
+            *(USER, say("assistant", None, reasoning_content="", tool_calls=TOOL_CALLS)),
+            *(*RESULTS, say("assistant", ANSWER, reasoning_content="")),
         ]
     },
     "think tags": {
         "messages": [
-            {"role": "user", "content": "1+2?"},
-            {"role": "assistant", "content": "<think></think>\n\n", "tool_calls": TOOL_CALLS},
-            *RESULTS,
-            {"role": "assistant", "content": f"<think></think>\n\n{ANSWER}"},
+            *(USER, say("assistant", "<think></think>\n\n", tool_calls=TOOL_CALLS)),
+            *(*RESULTS, say("assistant", f"<think></think>\n\n{ANSWER}")),
         ]
     },
     "sharegpt": {
         "system": "Use the tool.",
         "tools": json.dumps(TOOLS),
-        "conversations": [
-            {"from": "human", "value": "1+2?"},
-            {"from": "function_call", "value": json.dumps(FUNCTIONS[0])},
-            {"from": "function_call", "value": json.dumps(FUNCTIONS[1])},
-            {"from": "observation", "value": "1"},
-            {"from": "observation", "value": "2"},
-            {"from": "gpt", "value": ANSWER},
-        ],
+        "conversations": write_sharegpt(
+            human="1+2?",
+            **{f"function_call{number}": json.dumps(each) for number, each in enumerate(FUNCTIONS)},
+            **SHAREGPT_RESULTS,
+        ),
     },
     "sharegpt list": {
-        "conversations": [
-            {"from": "system", "value": "Use the tool."},
-            {"from": "human", "value": "1+2?"},
-            {"from": "gpt", "value": ""},
-            {"from": "function_call", "value": json.dumps(FUNCTIONS)},
-            {"from": "observation", "value": "1"},
-            {"from": "observation", "value": "2"},
-            {"from": "gpt", "value": ANSWER},
-        ]
+        "conversations": write_sharegpt(
+            **{"system": "Use the tool.", "human": "1+2?", "gpt1": "", "function_call": json.dumps(FUNCTIONS)},
+            **SHAREGPT_RESULTS,
+        )
     },
 }
 
@@ -167,28 +153,3 @@ def test_a_prefill_without_a_tag_must_begin_the_content(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "1+2?"}, {"role": "assistant", "content": "Three."}]
     with pytest.raises(DatasetError, match=r"`messages\[1\]\.content`: must start with Well, , the prefill"):
         write_turns(tmp_path / "some.jsonl", {"messages": messages}, prefill="Well, ")
-
-
-@pytest.mark.parametrize(
-    ("conversations", "problem"),
-    [
-        (
-            [{"from": "human", "value": "?"}, {"from": "function_call", "value": "{"}],
-            "`conversations[1].value`: not JSON: ",
-        ),
-        (
-            [{"from": "human", "value": "?"}, {"from": "function_call"}, {"from": "gpt", "value": "!"}],
-            "`conversations[2].role`: 'assistant' cannot follow assistant",
-        ),
-        (
-            [{"from": "human", "value": "?"}, {"from": "gpt", "tool_calls": 7}, {"from": "function_call"}],
-            "`conversations[1].tool_calls`: expected a list of calls",
-        ),
-        ([{"from": "gpt", "value": "!"}], "`conversations[0].role`: 'assistant' cannot follow nothing"),
-        ([], "`conversations`: expected a list of messages"),
-    ],
-)
-def test_an_unusable_conversation_is_reported(conversations: list[Any], problem: str) -> None:
-    with pytest.raises(DatasetError) as caught:
-        parse_dialogue(DatasetRow(Path("some.jsonl"), 3, {"conversations": conversations}))
-    assert str(caught.value).startswith(f"some.jsonl: row 3, field {problem}")

@@ -49,15 +49,10 @@ def test_the_turn_has_one_pair_around_its_first_reasoning(content: str, turn: st
 @pytest.mark.parametrize(
     ("content", "fields"),
     [
-        ("r</reason>a</reason>", {}),
-        ("<reason>a<reason>b</reason>", {}),
-        ("<reason>a</reason>b</reason>", {}),
+        *(("r</reason>a</reason>", {}), ("<reason>a<reason>b</reason>", {}), ("<reason>a</reason>b</reason>", {})),
         ("<reason>a</reason>b<reason>c", {}),
         ("<reason><think>a</think></reason>", {}),
-        ("<reason>a</think>b", {}),
-        ("<think>a</reason>b", {}),
-        ("<think>a", {}),
-        ("a</think>b</think>c", {}),
+        *(("<reason>a</think>b", {}), ("<think>a</reason>b", {}), ("<think>a", {}), ("a</think>b</think>c", {})),
         ("a<think>b", {}),
         ("<reason>a</reason>b", {"reasoning_content": "c"}),
         (" <think>a</think>b", {"reasoning_content": "c"}),

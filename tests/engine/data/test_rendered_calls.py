@@ -114,7 +114,4 @@ def test_calls_in_the_text_and_in_the_field_are_read_in_order(file: Path) -> Non
     (turn,) = read_turns(file, row)
     assert [
         call.arguments["code"] for call in parse_assistant_turn(turn, FORMAT).calls if isinstance(call, ToolCall)
-    ] == [
-        TAGGED,
-        "2",
-    ]
+    ] == [TAGGED, "2"]

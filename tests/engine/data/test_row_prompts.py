@@ -163,11 +163,7 @@ def test_several_results_may_share_a_message(tmp_path: Path) -> None:
     results = "<tool_response>\na\n</tool_response>\n<tool_response>\nb\n</tool_response>"
     messages = chat("1?", "<tool_call>{</tool_call><tool_call>}</tool_call>")
     shared = [*messages, {"role": "tool", "content": results}, {"role": "assistant", "content": "1"}]
-    apart = [
-        *messages,
-        *({"role": "tool", "content": text} for text in "ab"),
-        {"role": "assistant", "content": "1"},
-    ]
+    apart = [*messages, *({"role": "tool", "content": text} for text in "ab"), {"role": "assistant", "content": "1"}]
     one, other = tokenize(tmp_path / "some.jsonl", {"messages": shared}, {"messages": apart})
     assert one == other
 
@@ -252,7 +248,4 @@ def test_an_unusable_tool_is_reported(tools: Any, problem: str) -> None:
 
 def test_a_tool_may_be_json_text_and_lack_parameters() -> None:
     row = DatasetRow(Path("some.jsonl"), 1, {"tools": [json.dumps(TOOL), {"name": "stop"}]})
-    assert parse_tools(row) == (
-        SCHEMAS[0],
-        ToolSchema("stop", "", {"type": "object", "properties": {}}),
-    )
+    assert parse_tools(row) == (SCHEMAS[0], ToolSchema("stop", "", {"type": "object", "properties": {}}))

@@ -1,7 +1,6 @@
 """Tests of cold-start dialogues: token ids equal a rollout's ids, and only generated tokens have a loss."""
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -123,16 +122,6 @@ def test_a_null_of_an_argument_is_a_value_in_json_text_only(file: Path, conditio
     assert format_tool_call("find", {"filter": condition}) in texts[1]
 
 
-@pytest.mark.parametrize(
-    ("role", "problem"), [("system", "field `system`"), ("assistant", "field `messages[2].content`")]
-)
-def test_a_trusted_text_has_no_token_of_the_chat_format(file: Path, role: str, problem: str) -> None:
-    texts = dict.fromkeys(("system", "user", "assistant"), "<reason>Yes.") | {role: "<reason>Yes.<|im_end|>"}
-    messages = [{"role": name, "content": text} for name, text in texts.items()]
-    with pytest.raises(DatasetError, match=re.escape(f"row 1, {problem}: contains <|im_end|>, a token of the chat")):
-        read_one(file, *messages)
-
-
 def test_a_row_with_its_own_tools_keeps_their_names(file: Path) -> None:
     tool = {"name": "jupyter_code", "parameters": {"type": "object"}}
     call = {"name": "python", "arguments": {"code": "1"}}
@@ -195,41 +184,6 @@ def test_a_parquet_file_equals_the_same_rows_as_jsonl(file: Path, tmp_path: Path
     polars.DataFrame({"messages": [filled]}).write_parquet(parquet)
     (sequence,) = iter_sft_dialogues(parquet, LetterTokenizer(), {"": FORMAT})
     assert sequence == read_one(file, *messages)._replace(name="some.parquet:1")
-
-
-@pytest.mark.parametrize(
-    ("messages", "problem"),
-    [
-        ([], "`messages`: expected a list of messages"),
-        ([USER], "`messages`: the last message must be the assistant's"),
-        ([USER, "hello"], "`messages[1]`: expected an object with `role` and `content`"),
-        ([ANSWER], "`messages[0].role`: 'assistant' cannot follow nothing"),
-        ([USER, {"role": "tool", "content": "1"}], "`messages[1].role`: 'tool' cannot follow user"),
-        ([USER, {"role": "judge"}, ANSWER], "`messages[1].role`: 'judge' cannot follow user"),
-        ([{"role": "user"}, ANSWER], "`messages[0].content`: expected a string"),
-        ([USER, {"role": "assistant", "content": None}], "`messages[1].content`: expected a string"),
-        ([USER, {"role": "assistant", "content": [{"type": "image"}]}], "`messages[1].content`: expected a string"),
-        ([USER, make_call_turn(tool_calls=7)], "`messages[1].tool_calls`: expected a list of calls"),
-        (
-            [USER, make_call_turn(tool_calls=[{"function": {"name": "search"}}])],
-            "`messages[1].tool_calls[0].name`: unknown function 'search'; known: jupyter_code",
-        ),
-        (
-            [USER, make_call_turn(tool_calls=[{"name": "jupyter_code"}])],
-            "`messages[1].tool_calls[0].arguments`: expected an object or its JSON text",
-        ),
-    ],
-)
-def test_an_invalid_message_is_reported(file: Path, messages: list[Any], problem: str) -> None:
-    with pytest.raises(DatasetError) as caught:
-        read_one(file, *messages)
-    assert str(caught.value) == f"{file}: row 1, field {problem}"
-
-
-def test_arguments_of_invalid_json_are_reported(file: Path) -> None:
-    call = {"name": "jupyter_code", "arguments": '{"code'}
-    with pytest.raises(DatasetError, match=r"row 1, field `messages\[1\]\.tool_calls\[0\]\.arguments`: not JSON: "):
-        read_one(file, USER, make_call_turn(tool_calls=[call]))
 
 
 @pytest.mark.parametrize("arguments", ['{"code": "\\ud83d"}', '{"code": ' + "[" * 100_000])

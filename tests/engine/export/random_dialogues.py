@@ -69,9 +69,6 @@ def _make_turn(draw: random.Random, start: str) -> Message:
 
 def _make_call(draw: random.Random) -> Message:
     name: str = draw.choice(tuple(TOOL_SCHEMAS))
-    arguments: Message = {
-        "code": make_text(draw),
-        "input": draw.choice((None, make_text(draw), 1.5, [1, {"a": True}])),
-    }
+    arguments: Message = {"code": make_text(draw), "input": draw.choice((None, make_text(draw), 1.5, [1, {"a": True}]))}
     function = {"name": name, "arguments": arguments}
     return draw.choice(({"type": "function", "id": "call_0", "function": function}, function))

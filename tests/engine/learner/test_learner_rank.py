@@ -19,7 +19,8 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.algorithm import SftFileConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.batches.batch_journal import BatchJournal
-from asterism.engine.learner.checkpoints.checkpoint_folders import checkpoint_writer, list_saved_steps
+from asterism.engine.learner.checkpoints import checkpoint_writer
+from asterism.engine.learner.checkpoints.checkpoint_folders import list_saved_steps
 from asterism.engine.learner.distributed import RankGroup, gather_full_parameters
 from asterism.engine.learner.learner_rank import CheckpointNotFound, LearnerRank
 from asterism.engine.model.hf_checkpoint import load_model

@@ -48,8 +48,7 @@ def compute_gradient(model: CausalLM, lengths: Sequence[int]) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "model_type",
-    [pytest.param(each, marks=() if each == "qwen3" else pytest.mark.nightly) for each in ARCHITECTURES],
+    "model_type", [pytest.param(each, marks=() if each == "qwen3" else pytest.mark.nightly) for each in ARCHITECTURES]
 )
 def test_compiled_layers_give_the_same_gradients_for_all_lengths(model_type: str) -> None:
     model = small_model(config=small_architecture(model_type), std=0.1).requires_grad_(True)
@@ -66,9 +65,7 @@ def test_compiled_layers_give_the_same_gradients_for_all_lengths(model_type: str
         assert any(not torch.equal(one, other) for one, other in zip(expected, found, strict=True))
 
 
-def test_each_part_and_mode_has_a_separate_limit_of_compilations(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_part_and_mode_has_a_separate_limit_of_compilations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cases: cold start, RL with frozen weights, and passes without gradients, with each mode of checkpointing."""
     compile_eagerly = partial(torch.compile, backend="eager")
     monkeypatch.setattr(compiled_parts.torch, "compile", compile_eagerly)

@@ -10,22 +10,7 @@ from pydantic import TypeAdapter
 from renderers import create_renderer
 from renderers.configs import RendererConfig
 
-from asterism.bus.messages import (
-    AnswerSubmitted,
-    CodeFinished,
-    CodeOk,
-    CodeRequested,
-    ExecutorJoined,
-    LeaseGranted,
-    LeaseRequested,
-    Output,
-    RunStarted,
-    TokenRecord,
-    TurnRequested,
-    build_blank_record,
-    bytes_to_ids,
-    ids_to_bytes,
-)
+from asterism.bus import messages as msg
 from asterism.bus.messages.run import BufferCursor
 from asterism.configs.errors import UnusableInput
 from asterism.configs.schema.dialogue import DialogueConfig
@@ -96,16 +81,16 @@ def family(request: pytest.FixtureRequest, tmp_path: Path) -> Family:
     return make_family(tmp_path, request.param)
 
 
-def begin(family: Family, question: str, turn: list[int]) -> TokenRecord:
+def begin(family: Family, question: str, turn: list[int]) -> msg.TokenRecord:
     prompt = family.renderer.render_prompt(question)
     if family.renderer.dialogue.has_opening:
         prompt = [*prompt, *family.renderer.render_opening(question)]
-    return build_blank_record(ids_to_bytes(prompt)).append_generated(generated_ids(0, 0, turn, "stop", 3, 1))
+    return msg.build_blank_record(msg.ids_to_bytes(prompt)).append_generated(generated_ids(0, 0, turn, "stop", 3, 1))
 
 
 def parse(family: Family, turn: list[int]) -> Any:
     prompt = family.renderer.render_prompt("q")
-    return family.renderer.parse_turn(ids_to_bytes([*prompt, *turn]), len(prompt))
+    return family.renderer.parse_turn(msg.ids_to_bytes([*prompt, *turn]), len(prompt))
 
 
 def count_added(family: Family, token_ids: Sequence[int]) -> dict[str, int]:
@@ -203,7 +188,7 @@ def test_the_parameters_of_the_template_keep_the_reasoning_that_the_run_keeps(tm
     turn = {"role": "assistant", "content": "is it 5?", "reasoning_content": "maybe"}
     messages: Any = [*system, question, turn, {"role": "user", "content": "No."}]
     keeping, removing = create_renderer(FamilyTokenizer(made.tokenizer), checked), made.package
-    trained = [*bytes_to_ids(record.token_ids), *added]
+    trained = [*msg.bytes_to_ids(record.token_ids), *added]
     assert keeping.render_ids(messages, add_generation_prompt=True) == trained
     assert removing.render_ids(messages, add_generation_prompt=True) != trained
 
@@ -218,30 +203,32 @@ def test_a_rollout_only_appends_tokens(family: Family) -> None:
     """Each request of a turn begins with all tokens of the previous turn."""
     made = rules(renderer=family.renderer, stop_token_ids=family.renderer.stop_token_ids)
     rollout = Rollout({"": made})
-    prompt = ids_to_bytes(family.renderer.render_prompt("1 + 1?"))
-    rollout.decide(0.0, RunStarted(0, BufferCursor()))
-    rollout.decide(0.0, ExecutorJoined("executor-0", 4))
+    prompt = msg.ids_to_bytes(family.renderer.render_prompt("1 + 1?"))
+    rollout.decide(0.0, msg.RunStarted(0, BufferCursor()))
+    rollout.decide(0.0, msg.ExecutorJoined("executor-0", 4))
     waiting = list(rollout.decide(0.0, start_group(prompt_ids=prompt)))
     turns = [family.call("6 * 7"), family.say(content="<answer>\\boxed{42}</answer>")]
-    requests: list[TurnRequested] = []
+    requests: list[msg.TurnRequested] = []
     submitted = ""
     while waiting:
         match waiting.pop(0).message:
-            case LeaseRequested(lease=lease):
-                waiting += rollout.decide(0.0, LeaseGranted(7, "generator-0", 10_000, lease, 0.0, "t"))
-            case TurnRequested() as request:
+            case msg.LeaseRequested(lease=lease):
+                waiting += rollout.decide(0.0, msg.LeaseGranted(7, "generator-0", 10_000, lease, 0.0, "t"))
+            case msg.TurnRequested() as request:
                 requests.append(request)
                 said = generated_ids(7, request.turn, turns[request.turn], "stop", 3, request.lease)
                 waiting += rollout.decide(0.0, said)
-            case CodeRequested() as call:
+            case msg.CodeRequested() as call:
                 assert call.code == "6 * 7"
-                waiting += rollout.decide(0.0, CodeFinished(7, call.call, CodeOk(Output("42")), 0.1, "executor-0"))
-            case AnswerSubmitted(answer=submitted):
+                waiting += rollout.decide(
+                    0.0, msg.CodeFinished(7, call.call, msg.CodeOk(msg.Output("42")), 0.1, "executor-0")
+                )
+            case msg.AnswerSubmitted(answer=submitted):
                 pass
             case _:
                 pass
     assert submitted == "42"
-    first, second = (bytes_to_ids(request.token_ids) for request in requests)
+    first, second = (msg.bytes_to_ids(request.token_ids) for request in requests)
     assert list(second[: len(first) + len(turns[0])]) == [*first, *turns[0]]
     assert "42" in family.tokenizer.decode(second[len(first) + len(turns[0]) :])
 

@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from asterism.configs.errors import UnusableInput
-from asterism.configs.load import load_run
 from asterism.configs.schema.algorithm import EvaluationConfig
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.configs.schema.machines import EngineConfig, OpenAIConfig
@@ -34,20 +33,6 @@ def make_run(model: Path, *urls: str, name: str = "") -> RunConfig:
         openai=OpenAIConfig(urls, name),
         evaluation=EvaluationConfig(only=True),
     )
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("engine.kind=openai", 'openai.urls=["http://a/v1"]'), 'engine.kind = "openai" is only for `asterism eval`'),
-        (("engine.kind=openai", "evaluation.only=true"), "openai.urls must name one server per engine, .* it names 0"),
-        (('openai.urls=["a/v1"]',), '`openai`: urls must hold URLs of servers, such as .*: "a/v1"'),
-        (("openai.api_key_variable=",), "`openai`: api_key_variable must name an environment variable"),
-    ],
-)
-def test_training_and_unusable_settings_are_refused(overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(UnusableInput, match=message):
-        load_run(None, ("name=served", *overrides))
 
 
 async def find(run: RunConfig) -> str:

@@ -11,23 +11,10 @@ from aiohttp import web
 Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 INFO: dict[str, Any] = {
-    "version": "0.5.23",
-    "model_path": "/model",
-    "max_total_num_tokens": 1000,
-    "max_req_input_len": 250,
-    "context_length": 256,
-    "page_size": 1,
-    "dp_size": 1,
-    "tp_size": 1,
-    "device": "cpu",
-    "dtype": "float32",
-    "quantization": None,
-    "enable_dp_attention": False,
-    "enable_deterministic_inference": True,
-    "enable_priority_scheduling": False,
-    "disable_radix_cache": False,
-    "enable_lora": None,
-    "max_lora_rank": None,
+    **{"version": "0.5.23", "model_path": "/model", "max_total_num_tokens": 1000, "max_req_input_len": 250},
+    **{"context_length": 256, "page_size": 1, "dp_size": 1, "tp_size": 1, "device": "cpu", "dtype": "float32"},
+    **{"quantization": None, "enable_dp_attention": False, "enable_deterministic_inference": True},
+    **{"enable_priority_scheduling": False, "disable_radix_cache": False, "enable_lora": None, "max_lora_rank": None},
     "lora_target_modules": None,
     "ignored_field": {"a": [1]},
 }

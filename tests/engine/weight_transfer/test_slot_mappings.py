@@ -184,10 +184,7 @@ def test_pages_are_registered_for_all_devices_of_the_process(monkeypatch: pytest
             CudaPageLocker.unregister,
             (4096,),
             713,
-            {
-                "event": "weights.pages_not_unlocked",
-                "cause": "part or all of the requested memory range is not mapped",
-            },
+            {"event": "weights.pages_not_unlocked", "cause": "part or all of the requested memory range is not mapped"},
         ),
     ],
     ids=["register", "unregister"],

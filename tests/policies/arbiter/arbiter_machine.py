@@ -11,21 +11,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from asterism.bus import messages as msg
 from asterism.bus.codec import encode
-from asterism.bus.messages import (
-    AdmissionContinued,
-    AnyMessage,
-    CacheReleased,
-    EngineJoined,
-    EngineLeft,
-    Envelope,
-    LeaseDeferred,
-    LeaseGranted,
-    LeasePaused,
-    LeaseReleased,
-    LedgerReported,
-    ProtocolError,
-)
 from asterism.policies.arbiter.arbiter import Arbiter, PolicyName
 from asterism.policies.arbiter.kv_lookahead import LookaheadPolicy
 from asterism.policies.decider import Send
@@ -63,7 +50,7 @@ class ArbiterMachine(RuleBasedStateMachine):
                 each.policy = LookaheadPolicy(each.ledger, each.length_forecast, max_overtakes=MAX_OVERTAKES)
         self.now = 0.0
         self.trajectories: dict[int, LiveTrajectory] = {}
-        self.engines: dict[str, EngineJoined] = {}
+        self.engines: dict[str, msg.EngineJoined] = {}
         self.incarnations: Counter[str] = Counter()  # last incarnation of each engine
         self.evicted: Counter[str] = Counter()
         self.continuation_sent = False
@@ -72,7 +59,7 @@ class ArbiterMachine(RuleBasedStateMachine):
 
     # ---------------------------------------------------------------- one event
 
-    def decide(self, event: AnyMessage) -> None:
+    def decide(self, event: msg.AnyMessage) -> None:
         self.now += 0.01
         effects = list(self.arbiter.decide(self.now, event))
         repeated = self.twin.decide(self.now, event)
@@ -83,25 +70,25 @@ class ArbiterMachine(RuleBasedStateMachine):
 
     def _apply(self, effect: Send) -> None:
         match effect.message:
-            case LeaseGranted() as grant:
+            case msg.LeaseGranted() as grant:
                 self._on_granted(grant)
-            case CacheReleased(trajectory_id=tid, lease=lease):
+            case msg.CacheReleased(trajectory_id=tid, lease=lease):
                 trajectory = self.trajectories[tid]
                 assert (trajectory.engine, trajectory.lease) == (effect.to, lease)
                 assert trajectory.state != "running"
                 trajectory.engine, trajectory.leased = "", 0
-            case AdmissionContinued():
+            case msg.AdmissionContinued():
                 assert not self.continuation_sent
                 self.continuation_sent = True
-            case LedgerReported() as report:
+            case msg.LedgerReported() as report:
                 assert 0 <= report.usable_tokens <= self.engines[report.engine].kv_tokens
-            case LeaseDeferred() as deferred:
+            case msg.LeaseDeferred() as deferred:
                 assert self.trajectories[deferred.trajectory_id].state == "waiting"
                 assert deferred.reason
             case other:
                 raise AssertionError(other)
 
-    def _on_granted(self, grant: LeaseGranted) -> None:
+    def _on_granted(self, grant: msg.LeaseGranted) -> None:
         trajectory = self.trajectories[grant.trajectory_id]
         assert trajectory.state == "waiting"
         assert trajectory.lease + 1 == grant.lease
@@ -144,7 +131,7 @@ class ArbiterMachine(RuleBasedStateMachine):
 
     def _end(self, tid: int) -> None:
         tokens = self.trajectories.pop(tid).tokens
-        self.decide(LeaseReleased(tid, tokens))
+        self.decide(msg.LeaseReleased(tid, tokens))
 
     # ---------------------------------------------------------------- engines
 
@@ -163,7 +150,7 @@ class ArbiterMachine(RuleBasedStateMachine):
     def _add_engine(self, name: str, tokens: int, page: int) -> None:
         self.incarnations[name] += 1
         self.evicted[name] = 0
-        joined = self.engines[name] = EngineJoined(name, tokens, page, 0, self.incarnations[name])
+        joined = self.engines[name] = msg.EngineJoined(name, tokens, page, 0, self.incarnations[name])
         self.decide(joined)
 
     @precondition(lambda self: self.engines)
@@ -172,7 +159,7 @@ class ArbiterMachine(RuleBasedStateMachine):
         name = list(self.engines)[which % len(self.engines)]
         del self.engines[name]
         self._drop_caches(name)
-        self.decide(EngineLeft(name, "gone", self.incarnations[name]))
+        self.decide(msg.EngineLeft(name, "gone", self.incarnations[name]))
 
     @rule(name=st.sampled_from(NAMES))
     def an_engine_leaves_before_its_join_arrives(self, name: str) -> None:
@@ -180,7 +167,7 @@ class ArbiterMachine(RuleBasedStateMachine):
         self.incarnations[name] += 1
         self.engines.pop(name, None)
         self._drop_caches(name)
-        self.decide(EngineLeft(name, "gone", self.incarnations[name]))
+        self.decide(msg.EngineLeft(name, "gone", self.incarnations[name]))
 
     def _drop_caches(self, name: str) -> None:
         for trajectory in self.trajectories.values():
@@ -220,7 +207,7 @@ class ArbiterMachine(RuleBasedStateMachine):
             trajectory.state = "parked"
             if self.policy != "worst_case":
                 trajectory.leased = min(trajectory.leased, trajectory.tokens)
-            self.decide(LeasePaused(tid, trajectory.tokens))
+            self.decide(msg.LeasePaused(tid, trajectory.tokens))
         else:  # a malformed call gets an immediate result
             trajectory.turn += 1
             trajectory.tokens = min(trajectory.tokens + 5, limit - 1)
@@ -263,7 +250,7 @@ class ArbiterMachine(RuleBasedStateMachine):
     @rule()
     def the_arbiter_continues(self) -> None:
         self.continuation_sent = False
-        self.decide(AdmissionContinued())
+        self.decide(msg.AdmissionContinued())
 
     @rule(seconds=st.sampled_from([0.1, 2.0]))
     def time_passes(self, seconds: float) -> None:
@@ -283,13 +270,13 @@ class ArbiterMachine(RuleBasedStateMachine):
             prompt=trajectory.prompt,
             response=RESPONSE,
         )
-        paused_again = LeasePaused(tid, trajectory.tokens - (trajectory.state == "running"))
+        paused_again = msg.LeasePaused(tid, trajectory.tokens - (trajectory.state == "running"))
         forbidden = (
             repeated,
             paused_again,
-            LeaseReleased(tid, trajectory.tokens - 1),
-            LeaseReleased(999_999, 1),
-            EngineJoined("a", 5, 64, 0, 99),
+            msg.LeaseReleased(tid, trajectory.tokens - 1),
+            msg.LeaseReleased(999_999, 1),
+            msg.EngineJoined("a", 5, 64, 0, 99),
             load("nobody"),
         )[kind]
         self._expect_refused(forbidden)
@@ -302,17 +289,17 @@ class ArbiterMachine(RuleBasedStateMachine):
         is_joined = name in self.engines and incarnation == last
         match kind:
             case 0:
-                self._expect_refused(EngineJoined(name, CAPACITY, 1, 0, incarnation))
+                self._expect_refused(msg.EngineJoined(name, CAPACITY, 1, 0, incarnation))
             case 1 if not is_joined:
-                self._expect_refused(EngineLeft(name, "gone", incarnation))
+                self._expect_refused(msg.EngineLeft(name, "gone", incarnation))
             case 2 if not is_joined:
                 self._expect_refused(load(name, evicted=99, incarnation=incarnation))
             case _:
                 pass
 
-    def _expect_refused(self, event: AnyMessage) -> None:
+    def _expect_refused(self, event: msg.AnyMessage) -> None:
         before = self._snapshot_ledger()
-        with pytest.raises(ProtocolError):
+        with pytest.raises(msg.ProtocolError):
             self.arbiter.decide(self.now, event)
         assert self._snapshot_ledger() == before
 
@@ -392,4 +379,4 @@ class ArbiterMachine(RuleBasedStateMachine):
 
 
 def frame(effect: Send) -> bytes:
-    return encode(Envelope("head/arbiter", effect.to, effect.message))
+    return encode(msg.Envelope("head/arbiter", effect.to, effect.message))

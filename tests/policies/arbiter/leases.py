@@ -5,14 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from asterism.bus.messages import (
-    AdmissionContinued,
-    AnyMessage,
-    EngineJoined,
-    EngineLoadReported,
-    LeaseGranted,
-    LeaseRequested,
-)
+from asterism.bus import messages as msg
 from asterism.policies.arbiter.arbiter import Arbiter
 from asterism.policies.arbiter.decode_cost import CostCoefficients
 from asterism.policies.decider import Send
@@ -30,14 +23,14 @@ def request(
     lease: int = 1,
     prompt: int = PROMPT,
     response: int = RESPONSE,
-) -> LeaseRequested:
+) -> msg.LeaseRequested:
     """Request a lease. By default, each trajectory has a separate group."""
     left = prompt + response - tokens
-    return LeaseRequested(tid, 1000 + tid if group is None else group, turn, lease, tokens, prompt, left)
+    return msg.LeaseRequested(tid, 1000 + tid if group is None else group, turn, lease, tokens, prompt, left)
 
 
-def joined(number: int = 0, tokens: int = 64, page: int = 1, incarnation: int = 1) -> EngineJoined:
-    return EngineJoined(f"generator-{number}", tokens, page, 0, incarnation)
+def joined(number: int = 0, tokens: int = 64, page: int = 1, incarnation: int = 1) -> msg.EngineJoined:
+    return msg.EngineJoined(f"generator-{number}", tokens, page, 0, incarnation)
 
 
 def load(
@@ -52,8 +45,8 @@ def load(
     evicted: int = 0,
     preempted: int = 0,
     incarnation: int = 1,
-) -> EngineLoadReported:
-    return EngineLoadReported(
+) -> msg.EngineLoadReported:
+    return msg.EngineLoadReported(
         engine=engine,
         version=0,
         running=running,
@@ -73,7 +66,7 @@ def load(
 
 def reports(
     costs: CostCoefficients, number: int, *, engine: str = "a", seed: int = 0, noise: float = 0.0
-) -> Iterator[EngineLoadReported]:
+) -> Iterator[msg.EngineLoadReported]:
     """Yield the reports of an engine with these costs from its start; `noise` is relative, per interval."""
     rng = np.random.default_rng(seed)
     busy_s, steps, prefilled = 0.0, 0, 0
@@ -87,16 +80,16 @@ def reports(
         yield load(engine, steps=steps, busy_s=busy_s, used=now + 500, cached=500 if now else 0, prefilled=prefilled)
 
 
-def settled(arbiter: Arbiter, now: float, event: AnyMessage) -> list[Send]:
+def settled(arbiter: Arbiter, now: float, event: msg.AnyMessage) -> list[Send]:
     """Return the effects of the event and of the arbiter's messages to itself."""
     effects = list(arbiter.decide(now, event))
-    while effects and isinstance(effects[-1].message, AdmissionContinued):
-        effects = effects[:-1] + list(arbiter.decide(now, AdmissionContinued()))
+    while effects and isinstance(effects[-1].message, msg.AdmissionContinued):
+        effects = effects[:-1] + list(arbiter.decide(now, msg.AdmissionContinued()))
     return effects
 
 
-def granted(effects: Sequence[Send]) -> list[LeaseGranted]:
-    return [effect.message for effect in effects if isinstance(effect.message, LeaseGranted)]
+def granted(effects: Sequence[Send]) -> list[msg.LeaseGranted]:
+    return [effect.message for effect in effects if isinstance(effect.message, msg.LeaseGranted)]
 
 
 def served(effects: Sequence[Send]) -> list[int]:

@@ -6,18 +6,7 @@ from unittest import TestCase
 import pytest
 from hypothesis import settings
 
-from asterism.bus.messages import (
-    AdmissionContinued,
-    BufferCursor,
-    LeaseDeferred,
-    LeaseGranted,
-    LeasePaused,
-    LeaseReleased,
-    LedgerReported,
-    ProtocolError,
-    RunStarted,
-    StepRequested,
-)
+from asterism.bus import messages as msg
 from asterism.policies.arbiter.arbiter import MAX_GRANTS_PER_DECISION, Arbiter, PolicyName
 from asterism.policies.decider import Send
 from tests.policies.arbiter.arbiter_machine import ArbiterMachine
@@ -36,7 +25,7 @@ def make_arbiter(policy: PolicyName, *capacities: int, page: int = 1) -> Arbiter
 
 
 def list_engines(effects: list[Send]) -> list[str]:
-    return [effect.message.engine for effect in effects if isinstance(effect.message, LeaseGranted)]
+    return [effect.message.engine for effect in effects if isinstance(effect.message, msg.LeaseGranted)]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -44,9 +33,9 @@ def test_a_lease_is_granted_immediately_if_there_is_room(policy: PolicyName) -> 
     *deferred, effect = settled(make_arbiter(policy, 64), 3.0, request(1))
     assert len(deferred) == (policy == "kv_lookahead")  # it waits for simultaneous requests
     assert effect.to == "rollout-0"
-    assert isinstance(effect.message, LeaseGranted)
+    assert isinstance(effect.message, msg.LeaseGranted)
     assert effect.message.reason
-    assert effect.message == LeaseGranted(1, "generator-0", WORST_CASE, 1, 0.0, effect.message.reason)
+    assert effect.message == msg.LeaseGranted(1, "generator-0", WORST_CASE, 1, 0.0, effect.message.reason)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -54,9 +43,9 @@ def test_requests_wait_for_the_first_engine_and_the_grant_reports_the_wait(polic
     arbiter = Arbiter(policy, RESPONSE)
     (deferred,) = settled(arbiter, 1.0, request(1))
     reason = BATCHING_REASON if policy == "kv_lookahead" else "no engine has joined"
-    assert deferred == Send("rollout-0", LeaseDeferred(1, reason))
+    assert deferred == Send("rollout-0", msg.LeaseDeferred(1, reason))
     (effect,) = arbiter.decide(3.5, joined())
-    assert isinstance(effect.message, LeaseGranted)
+    assert isinstance(effect.message, msg.LeaseGranted)
     assert effect.message.waited_s == 2.5
 
 
@@ -65,9 +54,9 @@ def test_a_request_without_room_waits_until_a_trajectory_ends(policy: PolicyName
     arbiter = make_arbiter(policy, WORST_CASE)
     settled(arbiter, 0.0, request(1))
     (deferred,) = settled(arbiter, 0.0, request(2))
-    assert isinstance(deferred.message, LeaseDeferred)
+    assert isinstance(deferred.message, msg.LeaseDeferred)
     assert deferred.message.reason == (BATCHING_REASON if policy == "kv_lookahead" else "no engine has room for it")
-    assert served(arbiter.decide(0.0, LeaseReleased(1, 30))) == [2]
+    assert served(arbiter.decide(0.0, msg.LeaseReleased(1, 30))) == [2]
 
 
 @pytest.mark.parametrize("policy", ["static", "round_robin", "least_requests"])
@@ -92,7 +81,7 @@ def test_least_requests_chooses_the_engine_with_the_fewest_running_trajectories(
     arbiter = make_arbiter("least_requests", 64, 64)
     where = [list_engines(list(arbiter.decide(0.0, request(tid)))) for tid in range(2)]
     assert where == [["generator-0"], ["generator-1"]]
-    arbiter.decide(0.0, LeasePaused(1, 20))
+    arbiter.decide(0.0, msg.LeasePaused(1, 20))
     assert list_engines(list(arbiter.decide(0.0, request(2)))) == ["generator-1"]
 
 
@@ -100,7 +89,7 @@ def test_worst_case_chooses_the_engine_with_the_most_free_tokens_and_returns_to_
     arbiter = make_arbiter("worst_case", 200, 150)
     where = [list_engines(list(arbiter.decide(0.0, request(tid)))) for tid in range(3)]
     assert where == [["generator-0"], ["generator-1"], ["generator-0"]]
-    arbiter.decide(0.0, LeasePaused(1, 20))
+    arbiter.decide(0.0, msg.LeasePaused(1, 20))
     assert list_engines(list(arbiter.decide(0.0, request(1, tokens=25, turn=1, lease=2)))) == ["generator-1"]
 
 
@@ -109,9 +98,9 @@ def test_under_worst_case_only_trajectories_with_a_cache_overtake_new_trajectori
     arbiter.decide(0.0, request(1))
     arbiter.decide(0.0, request(2))
     arbiter.decide(0.0, request(3, prompt=1, tokens=1))
-    arbiter.decide(0.0, LeasePaused(1, 20))
+    arbiter.decide(0.0, msg.LeasePaused(1, 20))
     assert served(arbiter.decide(0.0, request(1, tokens=25, turn=1, lease=2))) == [1]
-    assert served(arbiter.decide(0.0, LeaseReleased(1, 30))) == [2]
+    assert served(arbiter.decide(0.0, msg.LeaseReleased(1, 30))) == [2]
 
 
 def test_a_withdrawn_request_does_not_block_later_requests() -> None:
@@ -119,7 +108,7 @@ def test_a_withdrawn_request_does_not_block_later_requests() -> None:
     arbiter.decide(0.0, request(1))
     arbiter.decide(0.0, request(2))
     arbiter.decide(0.0, request(3, response=2))
-    assert served(arbiter.decide(0.0, LeaseReleased(2, PROMPT))) == [3]
+    assert served(arbiter.decide(0.0, msg.LeaseReleased(2, PROMPT))) == [3]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -131,8 +120,8 @@ def test_one_decision_grants_a_bounded_number_and_continues_by_a_message_to_itse
     effects = arbiter.decide(0.0, joined(0, 100_000))
     while effects:
         counts.append(len(served(effects)))
-        continued = effects[-1] == Send("head/arbiter", AdmissionContinued())
-        effects = arbiter.decide(0.0, AdmissionContinued()) if continued else []
+        continued = effects[-1] == Send("head/arbiter", msg.AdmissionContinued())
+        effects = arbiter.decide(0.0, msg.AdmissionContinued()) if continued else []
     assert counts == [MAX_GRANTS_PER_DECISION, MAX_GRANTS_PER_DECISION, 3]
 
 
@@ -141,7 +130,7 @@ def test_the_ledger_is_reported_with_each_load_report() -> None:
     settled(arbiter, 0.0, request(1))
     settled(arbiter, 0.0, request(2))
     (report,) = arbiter.decide(0.0, load())
-    assert report == Send("launcher", LedgerReported("generator-0", 64, 64, 1, 0, 0, 0))
+    assert report == Send("launcher", msg.LedgerReported("generator-0", 64, 64, 1, 0, 0, 0))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -149,7 +138,7 @@ def test_a_restarted_run_has_no_requests_and_waits_for_engines_to_join(policy: P
     arbiter = make_arbiter(policy, 64)
     for tid in range(2 * MAX_GRANTS_PER_DECISION):
         arbiter.decide(0.0, request(tid))
-    arbiter.decide(0.0, RunStarted(0, BufferCursor()))
+    arbiter.decide(0.0, msg.RunStarted(0, msg.BufferCursor()))
     arbiter.decide(0.0, joined())
     assert served(settled(arbiter, 0.0, request(1))) == [1]
 
@@ -157,25 +146,25 @@ def test_a_restarted_run_has_no_requests_and_waits_for_engines_to_join(policy: P
 def test_new_trajectories_wait_until_all_simultaneous_requests_have_arrived() -> None:
     arbiter = make_arbiter("kv_lookahead", 2 * WORST_CASE)
     deferrals = (
-        Send("rollout-0", LeaseDeferred(1, BATCHING_REASON)),
-        Send("rollout-0", LeaseDeferred(2, BATCHING_REASON)),
+        Send("rollout-0", msg.LeaseDeferred(1, BATCHING_REASON)),
+        Send("rollout-0", msg.LeaseDeferred(2, BATCHING_REASON)),
     )
-    assert arbiter.decide(0.0, request(1)) == [deferrals[0], Send("head/arbiter", AdmissionContinued())]
+    assert arbiter.decide(0.0, request(1)) == [deferrals[0], Send("head/arbiter", msg.AdmissionContinued())]
     assert arbiter.decide(0.0, request(2)) == [deferrals[1]]  # the continuation is already sent
-    assert served(arbiter.decide(0.0, AdmissionContinued())) == [1, 2]
+    assert served(arbiter.decide(0.0, msg.AdmissionContinued())) == [1, 2]
 
 
 def test_requests_of_started_trajectories_are_not_batched() -> None:
     arbiter = make_arbiter("kv_lookahead", 2 * WORST_CASE)
     settled(arbiter, 0.0, request(1))
-    arbiter.decide(0.0, LeasePaused(1, 20))
+    arbiter.decide(0.0, msg.LeasePaused(1, 20))
     arbiter.decide(0.0, request(2))
     assert served(arbiter.decide(0.0, request(1, tokens=25, turn=1, lease=2)))[0] == 1
 
 
 def test_unrelated_messages_are_refused() -> None:
-    with pytest.raises(ProtocolError, match="does not accept StepRequested"):
-        Arbiter().decide(0.0, StepRequested(1, 0))
+    with pytest.raises(msg.ProtocolError, match="does not accept StepRequested"):
+        Arbiter().decide(0.0, msg.StepRequested(1, 0))
 
 
 def build_machine_test(policy: PolicyName) -> type[TestCase]:

@@ -2,16 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asterism.bus.messages import (
-    CodeCrashed,
-    CodeOk,
-    CodeOutcome,
-    CodeOutOfMemory,
-    CodeRaised,
-    CodeRefused,
-    CodeTimedOut,
-    Output,
-)
+from asterism.bus import messages as msg
 from asterism.policies.dialogue.parse_turn import MalformedCall
 from asterism.policies.dialogue.tool_results import (
     FAILURE,
@@ -33,18 +24,18 @@ TRACEBACK = (
 @pytest.mark.parametrize(
     ("outcome", "text"),
     [
-        (CodeOk(Output("58\n")), f"{SUCCESS}\nstdout:\n58"),
-        (CodeOk(Output()), SUCCESS),
-        (CodeOk(Output("a\n", "b\n")), f"{SUCCESS}\nstdout:\na\nstderr:\nb"),
-        (CodeRaised(Output("1\n"), "NameError", TRACEBACK), f"{FAILURE}\n{TRACEBACK}\nstdout:\n1"),
-        (CodeTimedOut(Output(), 4.0), f"{FAILURE}\nTimeoutError: no result within 4 s"),
-        (CodeOutOfMemory(Output(), 512), f"{FAILURE}\nMemoryError: more than 512 MiB"),
-        (CodeCrashed(Output(), -11), f"{FAILURE}\nthe process ended with exit code -11"),
-        (CodeRefused("too long"), f"{FAILURE}\ntoo long"),
-        (CodeOk(Output("ab", "", 5)), f"{SUCCESS}\nstdout:\nab\n... 5 bytes cut ..."),
+        (msg.CodeOk(msg.Output("58\n")), f"{SUCCESS}\nstdout:\n58"),
+        (msg.CodeOk(msg.Output()), SUCCESS),
+        (msg.CodeOk(msg.Output("a\n", "b\n")), f"{SUCCESS}\nstdout:\na\nstderr:\nb"),
+        (msg.CodeRaised(msg.Output("1\n"), "NameError", TRACEBACK), f"{FAILURE}\n{TRACEBACK}\nstdout:\n1"),
+        (msg.CodeTimedOut(msg.Output(), 4.0), f"{FAILURE}\nTimeoutError: no result within 4 s"),
+        (msg.CodeOutOfMemory(msg.Output(), 512), f"{FAILURE}\nMemoryError: more than 512 MiB"),
+        (msg.CodeCrashed(msg.Output(), -11), f"{FAILURE}\nthe process ended with exit code -11"),
+        (msg.CodeRefused("too long"), f"{FAILURE}\ntoo long"),
+        (msg.CodeOk(msg.Output("ab", "", 5)), f"{SUCCESS}\nstdout:\nab\n... 5 bytes cut ..."),
     ],
 )
-def test_a_result_contains_success_or_failure_the_reason_and_the_streams(outcome: CodeOutcome, text: str) -> None:
+def test_a_result_contains_success_or_failure_the_reason_and_the_streams(outcome: msg.CodeOutcome, text: str) -> None:
     assert format_result(outcome, 500) == text
     assert is_failure(outcome) == text.startswith(FAILURE)
 
@@ -76,39 +67,41 @@ DOES_NOT_COMPILE = "  File \"<cell>\", line 2\nSyntaxError: '(' was never closed
 @pytest.mark.parametrize(
     ("outcome", "text"),
     [
-        (CodeOk(Output("58\n")), "Tool call success\nstdout: 58\n"),
-        (CodeOk(Output()), "Tool call success"),
-        (CodeOk(Output("a", "b\n")), "Tool call success\nstdout: a\nstderr: b\n"),
+        (msg.CodeOk(msg.Output("58\n")), "Tool call success\nstdout: 58\n"),
+        (msg.CodeOk(msg.Output()), "Tool call success"),
+        (msg.CodeOk(msg.Output("a", "b\n")), "Tool call success\nstdout: a\nstderr: b\n"),
         (
-            CodeRaised(Output("1\n", "careful\n"), "NameError: name 'x' is not defined", TRACEBACK),
+            msg.CodeRaised(msg.Output("1\n", "careful\n"), "NameError: name 'x' is not defined", TRACEBACK),
             "Tool call failure\nreason: \nstdout: 1\n\n"
             "stderr: careful\nNameError at line 1: name 'x' is not defined\n  y = 1\n",
         ),
         (
-            CodeRaised(Output(), "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)", DEEP),
+            msg.CodeRaised(
+                msg.Output(), "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)", DEEP
+            ),
             "Tool call failure\nreason: \nstderr: JSONDecodeError at line 355: Expecting value: line 1 column 1 (char 0)\n",
         ),
         (
-            CodeRaised(Output(), "SyntaxError: '(' was never closed", DOES_NOT_COMPILE),
+            msg.CodeRaised(msg.Output(), "SyntaxError: '(' was never closed", DOES_NOT_COMPILE),
             "Tool call failure\nreason: \n"
             "stderr: SyntaxError at line 2: '(' was never closed (<unknown>, line 2)\n  print(x)\n",
         ),
-        (CodeRaised(Output(), "KeyError", ""), "Tool call failure\nreason: \nstderr: KeyError: \n"),
-        (CodeTimedOut(Output("1\n"), 4.0), "Tool call failure\nreason: worker_timeout\nstdout: 1\n"),
-        (CodeOutOfMemory(Output(), 512), "Tool call failure\nreason: \nstderr: MemoryError: \n"),
-        (CodeCrashed(Output("", "gone"), -11), "Tool call failure\nreason: \nstderr: gone"),
-        (CodeCrashed(Output("bye"), 0), "Tool call success\nstdout: bye"),
-        (CodeRefused("too long"), "Error when executing tool: too long"),
+        (msg.CodeRaised(msg.Output(), "KeyError", ""), "Tool call failure\nreason: \nstderr: KeyError: \n"),
+        (msg.CodeTimedOut(msg.Output("1\n"), 4.0), "Tool call failure\nreason: worker_timeout\nstdout: 1\n"),
+        (msg.CodeOutOfMemory(msg.Output(), 512), "Tool call failure\nreason: \nstderr: MemoryError: \n"),
+        (msg.CodeCrashed(msg.Output("", "gone"), -11), "Tool call failure\nreason: \nstderr: gone"),
+        (msg.CodeCrashed(msg.Output("bye"), 0), "Tool call success\nstdout: bye"),
+        (msg.CodeRefused("too long"), "Error when executing tool: too long"),
     ],
 )
-def test_the_release_format_matches_the_release(outcome: CodeOutcome, text: str) -> None:
+def test_the_release_format_matches_the_release(outcome: msg.CodeOutcome, text: str) -> None:
     assert format_result(outcome, 500, RELEASE, CODE) == text
 
 
 def test_the_release_cuts_streams_at_a_thousand_characters_and_then_the_middle() -> None:
-    shown = format_result(CodeOk(Output("a" * 999 + "b" * 999)), 256, RELEASE)
+    shown = format_result(msg.CodeOk(msg.Output("a" * 999 + "b" * 999)), 256, RELEASE)
     assert shown == "Tool call success\nstdout: " + "a" * 102 + "...(truncated)..." + "a" * 127 + "b"
-    assert format_result(CodeOk(Output("a" * 230)), 256, RELEASE) == "Tool call success\nstdout: " + "a" * 230
+    assert format_result(msg.CodeOk(msg.Output("a" * 230)), 256, RELEASE) == "Tool call success\nstdout: " + "a" * 230
 
 
 @pytest.mark.parametrize(
@@ -139,18 +132,20 @@ def test_surplus_calls_have_a_result_in_both_formats() -> None:
 @pytest.mark.parametrize(
     ("outcome", "default", "release"),
     [
-        (CodeOk(Output("58")), False, False),
-        (CodeOk(Output("relative error 0.1")), True, True),
-        (CodeRaised(Output(), "NameError: name 'x' is not defined", TRACEBACK), True, True),
-        (CodeRaised(Output(), "StopIteration", "Traceback\nStopIteration"), False, False),
-        (CodeTimedOut(Output(), 4.0), False, False),
-        (CodeTimedOut(Output("error"), 4.0), False, True),
-        (CodeOutOfMemory(Output(), 512), True, True),
-        (CodeCrashed(Output(), -11), False, False),
-        (CodeRefused("too long"), False, True),
+        (msg.CodeOk(msg.Output("58")), False, False),
+        (msg.CodeOk(msg.Output("relative error 0.1")), True, True),
+        (msg.CodeRaised(msg.Output(), "NameError: name 'x' is not defined", TRACEBACK), True, True),
+        (msg.CodeRaised(msg.Output(), "StopIteration", "Traceback\nStopIteration"), False, False),
+        (msg.CodeTimedOut(msg.Output(), 4.0), False, False),
+        (msg.CodeTimedOut(msg.Output("error"), 4.0), False, True),
+        (msg.CodeOutOfMemory(msg.Output(), 512), True, True),
+        (msg.CodeCrashed(msg.Output(), -11), False, False),
+        (msg.CodeRefused("too long"), False, True),
     ],
 )
-def test_results_contain_the_word_error_as_in_the_release(outcome: CodeOutcome, default: bool, release: bool) -> None:
+def test_results_contain_the_word_error_as_in_the_release(
+    outcome: msg.CodeOutcome, default: bool, release: bool
+) -> None:
     assert contains_error(outcome, format_result(outcome, 500)) == default
     assert contains_error(outcome, format_result(outcome, 500, RELEASE), RELEASE) == release
 

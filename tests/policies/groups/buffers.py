@@ -2,16 +2,7 @@
 
 from msgspec.structs import replace
 
-from asterism.bus.messages import (
-    AnyMessage,
-    GroupAborted,
-    StartGroup,
-    StepCollected,
-    StepRequested,
-    TokenRecord,
-    TrajectoryFinished,
-    ids_to_bytes,
-)
+from asterism.bus import messages as msg
 from asterism.configs.schema.algorithm import RlConfig, RocConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.decider import Send
@@ -29,31 +20,31 @@ def make_run(**rl: object) -> RunConfig:
     return RunConfig(name="test", rl=RlConfig(**settings | rl), roc=RocConfig(enabled=False))  # pyright: ignore[reportArgumentType]
 
 
-def make_finished(trajectory_id: int, *versions: int, reward: float = 1.0, group_id: int = 0) -> TrajectoryFinished:
+def make_finished(trajectory_id: int, *versions: int, reward: float = 1.0, group_id: int = 0) -> msg.TrajectoryFinished:
     """Make a trajectory of three prompt tokens, and one generated token of each version."""
     count = 3 + len(versions)
     return replace(
         finished(trajectory_id, reward, group_id=group_id),
-        record=TokenRecord(
+        record=msg.TokenRecord(
             prompt_tokens=3,
             token_ids=bytes(4 * count),
             loss_mask=b"\0\0\0" + b"\1" * len(versions),
             logprobs=bytes(4 * count),
-            versions=ids_to_bytes([-1, -1, -1, *versions]),
+            versions=msg.ids_to_bytes([-1, -1, -1, *versions]),
         ),
     )
 
 
-def list_starts(effects: list[Send]) -> list[StartGroup]:
-    return [send.message for send in effects if isinstance(send.message, StartGroup)]
+def list_starts(effects: list[Send]) -> list[msg.StartGroup]:
+    return [send.message for send in effects if isinstance(send.message, msg.StartGroup)]
 
 
-def list_aborts(effects: list[Send]) -> list[GroupAborted]:
-    return [send.message for send in effects if isinstance(send.message, GroupAborted)]
+def list_aborts(effects: list[Send]) -> list[msg.GroupAborted]:
+    return [send.message for send in effects if isinstance(send.message, msg.GroupAborted)]
 
 
-def get_collected(effects: list[Send]) -> StepCollected:
-    return next(send.message for send in effects if isinstance(send.message, StepCollected))
+def get_collected(effects: list[Send]) -> msg.StepCollected:
+    return next(send.message for send in effects if isinstance(send.message, msg.StepCollected))
 
 
 class BufferDriver:
@@ -61,14 +52,14 @@ class BufferDriver:
 
     def __init__(self, run: RunConfig) -> None:
         self.buffer = GroupBuffer(run, ProblemSet.of_one_task(TRAIN), ProblemSet.of_one_task(TRAIN[:2]))
-        self.groups: dict[int, StartGroup] = {}
+        self.groups: dict[int, msg.StartGroup] = {}
         self.batches: list[CompleteBatch] = []
         self._assembler = BatchAssembler()
 
     def request_step(self, step: int, version: int = 0) -> list[Send]:
-        return self.decide(StepRequested(step, version))
+        return self.decide(msg.StepRequested(step, version))
 
-    def decide(self, event: AnyMessage) -> list[Send]:
+    def decide(self, event: msg.AnyMessage) -> list[Send]:
         effects = list(self.buffer.decide(0.0, event))
         self.groups |= {group.group_id: group for group in list_starts(effects)}
         self.batches += [batch for effect in effects for batch in self._assembler.add(effect.message)]

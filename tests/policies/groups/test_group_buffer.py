@@ -8,21 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asterism.bus.messages import (
-    BatchReady,
-    BufferCursor,
-    EvaluationFinished,
-    EvaluationRequested,
-    FailureReported,
-    GroupJudged,
-    ProtocolError,
-    RunFailed,
-    RunStarted,
-    StartGroup,
-    StepCollected,
-    StepRequested,
-    TrajectoryFailed,
-)
+from asterism.bus import messages as msg
 from asterism.configs.schema.algorithm import (
     GREEDY,
     EvaluationConfig,
@@ -48,19 +34,19 @@ def buffer(run: RunConfig = RUN) -> GroupBuffer:
     return GroupBuffer(run, ProblemSet.of_one_task(TRAIN), ProblemSet.of_one_task(TEST))
 
 
-def begin_step(run: RunConfig = RUN) -> tuple[GroupBuffer, StartGroup, StartGroup]:
+def begin_step(run: RunConfig = RUN) -> tuple[GroupBuffer, msg.StartGroup, msg.StartGroup]:
     group_buffer = buffer(run)
-    first, second = list_starts(list(group_buffer.decide(0.0, StepRequested(1, 0))))
+    first, second = list_starts(list(group_buffer.decide(0.0, msg.StepRequested(1, 0))))
     return group_buffer, first, second
 
 
-def play(group_buffer: GroupBuffer, group: StartGroup, rewards: list[float | None]) -> list[Send]:
+def play(group_buffer: GroupBuffer, group: msg.StartGroup, rewards: list[float | None]) -> list[Send]:
     """End all trajectories of a group. The reward None is an infrastructure failure."""
     effects: list[Send] = []
     for place, reward in enumerate(rewards):
         tid = group.first_trajectory_id + place
         event = (
-            TrajectoryFailed(tid, group.group_id, "sandbox: gone")
+            msg.TrajectoryFailed(tid, group.group_id, "sandbox: gone")
             if reward is None
             else finished(tid, reward, group_id=group.group_id)
         )
@@ -75,12 +61,12 @@ def get_batch(effects: Iterable[Send]) -> CompleteBatch:
 
 
 def get_failure(effects: list[Send]) -> str:
-    (failure,) = [effect.message for effect in effects if isinstance(effect.message, RunFailed)]
+    (failure,) = [effect.message for effect in effects if isinstance(effect.message, msg.RunFailed)]
     return failure.cause
 
 
 def test_a_step_starts_one_group_of_2g_trajectories_for_each_group_of_its_batch() -> None:
-    groups = list_starts(list(buffer().decide(0.0, StepRequested(1, 0))))
+    groups = list_starts(list(buffer().decide(0.0, msg.StepRequested(1, 0))))
     assert [group.size for group in groups] == [4, 4]
     assert [group.first_trajectory_id for group in groups] == [0, 4]
     assert groups[0].seed != groups[1].seed
@@ -135,12 +121,12 @@ def test_a_step_without_any_result_fails_the_run_with_the_first_cause() -> None:
     play(group_buffer, first, [None] * 4)
     effects = play(group_buffer, second, [None] * 4)
     assert get_failure(effects) == "every trajectory of step 1 failed, 8 in all. The first: sandbox: gone"
-    assert not [effect for effect in effects if isinstance(effect.message, BatchReady)]
+    assert not [effect for effect in effects if isinstance(effect.message, msg.BatchReady)]
 
 
 def test_an_evaluation_without_any_result_fails_the_run_with_the_first_cause() -> None:
     group_buffer = buffer()
-    groups = list_starts(list(group_buffer.decide(0.0, EvaluationRequested("end_greedy", GREEDY, 2, 0))))
+    groups = list_starts(list(group_buffer.decide(0.0, msg.EvaluationRequested("end_greedy", GREEDY, 2, 0))))
     play(group_buffer, groups[0], [None])
     failure = get_failure(play(group_buffer, groups[1], [None]))
     assert failure == "every trajectory of evaluation end_greedy failed, 2 in all. The first: sandbox: gone"
@@ -148,56 +134,56 @@ def test_an_evaluation_without_any_result_fails_the_run_with_the_first_cause() -
 
 def test_a_trajectory_that_ends_twice_is_refused() -> None:
     group_buffer = buffer()
-    group_buffer.decide(0.0, StepRequested(1, 0))
+    group_buffer.decide(0.0, msg.StepRequested(1, 0))
     group_buffer.decide(0.0, finished(0, 1.0))
-    for again in (finished(0, 1.0), TrajectoryFailed(0, 0, "late")):
-        with pytest.raises(ProtocolError, match="ended twice"):
+    for again in (finished(0, 1.0), msg.TrajectoryFailed(0, 0, "late")):
+        with pytest.raises(msg.ProtocolError, match="ended twice"):
             group_buffer.decide(0.0, again)
 
 
 def test_a_step_does_not_start_before_the_end_of_the_previous_step() -> None:
     group_buffer = buffer()
-    group_buffer.decide(0.0, StepRequested(1, 0))
-    with pytest.raises(ProtocolError):
-        group_buffer.decide(0.0, StepRequested(2, 1))
+    group_buffer.decide(0.0, msg.StepRequested(1, 0))
+    with pytest.raises(msg.ProtocolError):
+        group_buffer.decide(0.0, msg.StepRequested(2, 1))
 
 
 def test_a_resumed_buffer_continues_where_the_step_ended() -> None:
     whole = buffer()
-    groups = list_starts(list(whole.decide(0.0, StepRequested(1, 0))))
+    groups = list_starts(list(whole.decide(0.0, msg.StepRequested(1, 0))))
     effects = [effect for group in groups for effect in play(whole, group, [1.0, 0.0, 1.0, 0.0])]
     resumed = buffer()
-    resumed.decide(0.0, RunStarted(1, get_collected(effects).cursor))
-    assert resumed.decide(9.0, StepRequested(2, 1)) == whole.decide(5.0, StepRequested(2, 1))
+    resumed.decide(0.0, msg.RunStarted(1, get_collected(effects).cursor))
+    assert resumed.decide(9.0, msg.StepRequested(2, 1)) == whole.decide(5.0, msg.StepRequested(2, 1))
 
 
 def test_an_evaluation_starts_each_question_once_and_excludes_failures() -> None:
     group_buffer = buffer()
-    request = EvaluationRequested("start_greedy", GREEDY, 2, 0)
+    request = msg.EvaluationRequested("start_greedy", GREEDY, 2, 0)
     groups = list_starts(list(group_buffer.decide(0.0, request)))
     assert [group.problem for group in groups] == ["test:0", "test:1"]
     assert {group.purpose for group in groups} == {"evaluate"}
     play(group_buffer, groups[0], [1.0])
     effects = play(group_buffer, groups[1], [None])
-    assert isinstance(effects[0].message, FailureReported)
+    assert isinstance(effects[0].message, msg.FailureReported)
     answer = effects[1].message
-    assert isinstance(answer, EvaluationFinished)
+    assert isinstance(answer, msg.EvaluationFinished)
     assert (answer.totals.ended, answer.totals.positives, answer.totals.trajectories_failed) == (2, 1, 1)
 
 
 def test_the_first_failure_of_each_kind_is_reported_with_its_row() -> None:
     group_buffer = buffer()
-    first, second = list_starts(list(group_buffer.decide(0.0, StepRequested(1, 0))))[:2]
+    first, second = list_starts(list(group_buffer.decide(0.0, msg.StepRequested(1, 0))))[:2]
     causes = (
         *("reward: f raised KeyError: 'a 1'\nin line 7", "reward: f raised KeyError: 'b 22'", "executor-0 died"),
         *("reward: f raised KeyError: 'c 3'", "executor-1 died", "reward: g raised KeyError: 'a 1'"),
     )
-    reports: list[FailureReported] = []
+    reports: list[msg.FailureReported] = []
     for number, cause in enumerate(causes):
         group = first if number < 3 else second
-        failed = TrajectoryFailed(group.first_trajectory_id + number % 3, group.group_id, cause)
+        failed = msg.TrajectoryFailed(group.first_trajectory_id + number % 3, group.group_id, cause)
         sends = group_buffer.decide(0.0, failed)
-        reports += [send.message for send in sends if isinstance(send.message, FailureReported)]
+        reports += [send.message for send in sends if isinstance(send.message, msg.FailureReported)]
     assert [(each.step, each.problem, each.cause) for each in reports] == [
         (1, first.problem, causes[0]),
         (1, first.problem, causes[2]),
@@ -208,34 +194,34 @@ def test_the_first_failure_of_each_kind_is_reported_with_its_row() -> None:
 def test_an_evaluation_runs_alongside_a_step_and_counts_only_its_own_trajectories() -> None:
     group_buffer = buffer()
     sampling = Sampling(temperature=0.6, top_p=0.9, top_k=20)
-    request = EvaluationRequested("step_sampled", sampling, 2, 3)
+    request = msg.EvaluationRequested("step_sampled", sampling, 2, 3)
     questions = list_starts(list(group_buffer.decide(0.0, request)))
     assert {each.sampling for each in questions} == {sampling}
-    groups = list_starts(list(group_buffer.decide(0.0, StepRequested(1, 0))))
+    groups = list_starts(list(group_buffer.decide(0.0, msg.StepRequested(1, 0))))
     assert {each.sampling for each in groups} == {Sampling()}
     play(group_buffer, groups[0], [1.0, 0.0, 1.0, 0.0])
     play(group_buffer, questions[0], [1.0])
     collected = get_collected(play(group_buffer, groups[1], [1.0, 0.0, 1.0, 0.0]))
     assert collected.counts.totals.trajectories == 8
     answer = play(group_buffer, questions[1], [0.0])[0].message
-    assert isinstance(answer, EvaluationFinished)
+    assert isinstance(answer, msg.EvaluationFinished)
     assert (answer.totals.ended, answer.totals.positives, answer.version) == (2, 1, 3)
     assert answer.first_group_id == questions[0].group_id
 
 
 def test_two_evaluations_do_not_overlap() -> None:
     group_buffer = buffer()
-    group_buffer.decide(0.0, EvaluationRequested("step_sampled", Sampling(), 2, 1))
-    with pytest.raises(ProtocolError, match="still being collected"):
-        group_buffer.decide(0.0, EvaluationRequested("step_sampled", Sampling(), 2, 2))
+    group_buffer.decide(0.0, msg.EvaluationRequested("step_sampled", Sampling(), 2, 1))
+    with pytest.raises(msg.ProtocolError, match="still being collected"):
+        group_buffer.decide(0.0, msg.EvaluationRequested("step_sampled", Sampling(), 2, 2))
 
 
 def test_an_evaluation_counts_tokens_of_other_weights() -> None:
     group_buffer = buffer()
-    (group,) = list_starts(list(group_buffer.decide(0.0, EvaluationRequested("step_sampled", Sampling(), 1, 2))))
+    (group,) = list_starts(list(group_buffer.decide(0.0, msg.EvaluationRequested("step_sampled", Sampling(), 1, 2))))
     effects = group_buffer.decide(0.0, make_finished(0, 2, 2, 3, group_id=group.group_id))
     answer = effects[0].message
-    assert isinstance(answer, EvaluationFinished)
+    assert isinstance(answer, msg.EvaluationFinished)
     assert (answer.version, answer.other_version_tokens) == (2, 1)
 
 
@@ -249,7 +235,7 @@ def test_an_evaluation_counts_each_set_by_its_name_and_limit() -> None:
     easy, hard = ([replace(problem, evaluation_set=name) for problem in TEST] for name in ("easy", "hard"))
     test = ProblemSet([*easy, *hard], (3, 3))
     group_buffer = GroupBuffer(replace(RUN, evaluation=options), ProblemSet.of_one_task(TRAIN), test)
-    groups = list_starts(list(group_buffer.decide(0.0, EvaluationRequested("step_sampled", Sampling(), 2, 0))))
+    groups = list_starts(list(group_buffer.decide(0.0, msg.EvaluationRequested("step_sampled", Sampling(), 2, 0))))
     assert [(group.evaluation_set, group.problem) for group in groups] == [
         ("easy", "test:0"),
         ("easy", "test:1"),
@@ -258,7 +244,7 @@ def test_an_evaluation_counts_each_set_by_its_name_and_limit() -> None:
     play(group_buffer, groups[0], [1.0])
     play(group_buffer, groups[2], [0.5])
     answer = play(group_buffer, groups[1], [None])[-2].message
-    assert isinstance(answer, EvaluationFinished)
+    assert isinstance(answer, msg.EvaluationFinished)
     found = {
         name: (counts.trajectories, counts.trajectories_failed, counts.reward) for name, counts in answer.sets.items()
     }
@@ -268,7 +254,7 @@ def test_an_evaluation_counts_each_set_by_its_name_and_limit() -> None:
 def test_an_evaluation_uses_no_training_problem() -> None:
     group_buffer = buffer()
     before = group_buffer.state.cursor.position
-    group_buffer.decide(0.0, EvaluationRequested("start_greedy", GREEDY, 3, 0))
+    group_buffer.decide(0.0, msg.EvaluationRequested("start_greedy", GREEDY, 3, 0))
     assert group_buffer.state.cursor.position == before
 
 
@@ -276,25 +262,25 @@ def test_an_evaluation_uses_no_training_problem() -> None:
 def test_every_step_ends_and_its_counts_add_up(data: st.DataObject) -> None:
     run = replace(RUN, rl=RlConfig(prompts=3, rollouts=4, max_refill_groups=data.draw(st.integers(0, 3))))
     group_buffer = buffer(run)
-    group_buffer.decide(0.0, RunStarted(0, BufferCursor()))
+    group_buffer.decide(0.0, msg.RunStarted(0, msg.BufferCursor()))
     pending = [
         (group, place)
-        for group in list_starts(list(group_buffer.decide(0.0, StepRequested(1, 0))))
+        for group in list_starts(list(group_buffer.decide(0.0, msg.StepRequested(1, 0))))
         for place in range(group.size)
     ]
-    started, effects, judged = len(pending), list[Send](), list[GroupJudged]()
+    started, effects, judged = len(pending), list[Send](), list[msg.GroupJudged]()
     all_effects = list[Send]()
     while pending:
         group, place = pending.pop(data.draw(st.integers(0, len(pending) - 1)))
         tid, outcome = group.first_trajectory_id + place, data.draw(st.sampled_from([0.0, 1.0, None]))
         event = (
-            TrajectoryFailed(tid, group.group_id, "x")
+            msg.TrajectoryFailed(tid, group.group_id, "x")
             if outcome is None
             else finished(tid, outcome, group_id=group.group_id)
         )
         effects = list(group_buffer.decide(0.0, event))
         all_effects += effects
-        judged += [effect.message for effect in effects if isinstance(effect.message, GroupJudged)]
+        judged += [effect.message for effect in effects if isinstance(effect.message, msg.GroupJudged)]
         for refill in list_starts(effects):
             started += refill.size
             pending += [(refill, place) for place in range(refill.size)]
@@ -329,11 +315,11 @@ def test_a_batch_does_not_depend_on_the_order_of_ends(rewards: list[tuple[float,
 
 def _collected_in_order(
     group_buffer: GroupBuffer, rewards: list[tuple[float, ...]], picks: list[int]
-) -> tuple[list[StartGroup], CompleteBatch, StepCollected]:
+) -> tuple[list[msg.StartGroup], CompleteBatch, msg.StepCollected]:
     """End live trajectories in the order of `picks`; rewards depend on the group's index."""
-    started: list[StartGroup] = []
+    started: list[msg.StartGroup] = []
     living: list[tuple[int, int, float]] = []  # trajectory, group, reward
-    effects = list(group_buffer.decide(0.0, StepRequested(1, 0)))
+    effects = list(group_buffer.decide(0.0, msg.StepRequested(1, 0)))
     all_effects = list[Send]()
     for pick in [None, *picks]:
         if pick is not None and living:
@@ -344,7 +330,7 @@ def _collected_in_order(
             started.append(group)
             ids = range(group.first_trajectory_id, group.first_trajectory_id + group.size)
             living += [(tid, group.group_id, reward) for tid, reward in zip(ids, rewards[group.group_id], strict=True)]
-        if any(isinstance(effect.message, BatchReady) for effect in effects):
+        if any(isinstance(effect.message, msg.BatchReady) for effect in effects):
             assert not living
             return started, get_batch(all_effects), get_collected(effects)
         effects = []

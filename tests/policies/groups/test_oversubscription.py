@@ -3,15 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from asterism.bus.messages import (
-    GroupAborted,
-    LengthCounts,
-    LengthsMeasured,
-    ProtocolError,
-    RunFinished,
-    StalenessCounts,
-    TrajectoryAborted,
-)
+from asterism.bus import messages as msg
 from asterism.configs.schema.algorithm import RlConfig
 from asterism.policies.groups.buffer_state import STEP_ENDED
 from tests.policies.groups.buffers import BufferDriver, get_collected, list_aborts, list_starts, make_finished, make_run
@@ -33,8 +25,8 @@ def test_a_step_starts_more_groups_than_it_needs_and_ends_with_its_first_complet
     driver.end(2, 0)
     effects = driver.end(0, 0)
     assert {row.group_id for row in driver.batches[0].samples} == {0, 2}
-    assert list_aborts(effects) == [GroupAborted(1, 2, 2, STEP_ENDED)]
-    assert [send.to for send in effects if isinstance(send.message, GroupAborted)] == ["rollout-0"]
+    assert list_aborts(effects) == [msg.GroupAborted(1, 2, 2, STEP_ENDED)]
+    assert [send.to for send in effects if isinstance(send.message, msg.GroupAborted)] == ["rollout-0"]
 
 
 def test_the_number_of_groups_is_rounded_up_despite_float_errors() -> None:
@@ -50,9 +42,9 @@ def test_aborted_trajectories_are_neither_answers_nor_failures() -> None:
     step = get_collected(driver.end(1, 0))
     totals = step.counts.totals
     assert (totals.trajectories, totals.trajectories_failed, step.failures) == (4, 0, {})
-    assert not driver.decide(TrajectoryAborted(4, 2, STEP_ENDED, 7))
-    (send,) = driver.decide(TrajectoryAborted(5, 2, STEP_ENDED, 0))
-    assert isinstance(send.message, LengthsMeasured)
+    assert not driver.decide(msg.TrajectoryAborted(4, 2, STEP_ENDED, 7))
+    (send,) = driver.decide(msg.TrajectoryAborted(5, 2, STEP_ENDED, 0))
+    assert isinstance(send.message, msg.LengthsMeasured)
     assert send.message.aborted == 2
 
 
@@ -63,37 +55,37 @@ def test_lengths_include_all_started_trajectories_and_the_tokens_of_aborted_ones
     driver.end(1, 0)
     # The end was in flight when the abort was sent.
     driver.decide(replace(make_finished(4, 0, 0, 0, group_id=2), ending="length"))
-    (send,) = driver.decide(TrajectoryAborted(5, 2, STEP_ENDED, 7))
+    (send,) = driver.decide(msg.TrajectoryAborted(5, 2, STEP_ENDED, 7))
     measured = send.message
-    assert isinstance(measured, LengthsMeasured)
-    assert (measured.completed, measured.started) == (LengthCounts(4, 6, 0), LengthCounts(6, 16, 1))
+    assert isinstance(measured, msg.LengthsMeasured)
+    assert (measured.completed, measured.started) == (msg.LengthCounts(4, 6, 0), msg.LengthCounts(6, 16, 1))
     assert (measured.aborted, measured.finished_late) == (1, 1)
 
 
 def test_an_aborted_trajectory_ends_once(aborting: BufferDriver) -> None:
-    aborting.decide(TrajectoryAborted(4, 2, STEP_ENDED, 7))
-    for again in (TrajectoryAborted(4, 2, STEP_ENDED, 7), make_finished(4, 0, group_id=2)):
-        with pytest.raises(ProtocolError, match="ended twice"):
+    aborting.decide(msg.TrajectoryAborted(4, 2, STEP_ENDED, 7))
+    for again in (msg.TrajectoryAborted(4, 2, STEP_ENDED, 7), make_finished(4, 0, group_id=2)):
+        with pytest.raises(msg.ProtocolError, match="ended twice"):
             aborting.decide(again)
 
 
 def test_a_run_finishes_after_its_last_aborted_trajectory(aborting: BufferDriver) -> None:
-    assert not aborting.decide(RunFinished(1))
-    assert not aborting.decide(TrajectoryAborted(4, 2, STEP_ENDED, 7))
-    *_, last = aborting.decide(TrajectoryAborted(5, 2, STEP_ENDED, 0))
-    assert (last.to, last.message) == ("launcher", RunFinished(1))
+    assert not aborting.decide(msg.RunFinished(1))
+    assert not aborting.decide(msg.TrajectoryAborted(4, 2, STEP_ENDED, 7))
+    *_, last = aborting.decide(msg.TrajectoryAborted(5, 2, STEP_ENDED, 0))
+    assert (last.to, last.message) == ("launcher", msg.RunFinished(1))
 
 
 def test_a_run_without_aborted_trajectories_finishes_immediately() -> None:
-    (send,) = BufferDriver(make_run()).decide(RunFinished(1))
-    assert (send.to, send.message) == ("launcher", RunFinished(1))
+    (send,) = BufferDriver(make_run()).decide(msg.RunFinished(1))
+    assert (send.to, send.message) == ("launcher", msg.RunFinished(1))
 
 
 def test_an_abort_of_an_open_trajectory_is_refused() -> None:
     driver = BufferDriver(make_run())
     driver.request_step(1)
-    with pytest.raises(ProtocolError, match="was aborted without a request"):
-        driver.decide(TrajectoryAborted(0, 0, STEP_ENDED, 7))
+    with pytest.raises(msg.ProtocolError, match="was aborted without a request"):
+        driver.decide(msg.TrajectoryAborted(0, 0, STEP_ENDED, 7))
 
 
 def test_a_carried_group_counts_for_the_next_step_which_starts_one_group_fewer() -> None:
@@ -112,8 +104,8 @@ def test_a_carried_group_counts_for_the_next_step_which_starts_one_group_fewer()
 
 def test_stale_carried_groups_are_masked_or_dropped() -> None:
     for rule, rows, staleness in (
-        ("mask", 2, StalenessCounts(tokens=4, versions_behind=2, max_versions_behind=1, tokens_masked=2)),
-        ("drop", 0, StalenessCounts(trajectories_dropped=2)),
+        ("mask", 2, msg.StalenessCounts(tokens=4, versions_behind=2, max_versions_behind=1, tokens_masked=2)),
+        ("drop", 0, msg.StalenessCounts(trajectories_dropped=2)),
     ):
         driver = BufferDriver(make_run(prompts=1, group_oversampling=2, surplus_groups="carry", stale_tokens=rule))
         driver.request_step(1)
@@ -154,7 +146,7 @@ def test_the_last_step_carries_no_groups() -> None:
     driver = BufferDriver(make_run(steps=1, group_oversampling=1.5, surplus_groups="carry"))
     driver.request_step(1)
     driver.end(0, 0)
-    assert list_aborts(driver.end(1, 0)) == [GroupAborted(2, 4, 2, STEP_ENDED)]
+    assert list_aborts(driver.end(1, 0)) == [msg.GroupAborted(2, 4, 2, STEP_ENDED)]
 
 
 def test_a_carried_group_that_has_already_ended_is_judged_when_its_step_is_requested() -> None:

@@ -100,14 +100,8 @@ def test_a_larger_floor_keeps_more_dirty_positives() -> None:
 @pytest.mark.parametrize(
     ("positives", "negatives", "roc", "kept"),
     [
-        (8, 8, REPORT, (4, 4)),
-        (12, 4, REPORT, (6, 2)),
-        (4, 12, REPORT, (2, 6)),
-        (14, 2, REPORT, (7, 1)),
-        (15, 1, REPORT, (7, 1)),
-        (1, 15, REPORT, (1, 7)),
-        (15, 1, RELEASE, (7, 1)),
-        (14, 2, RELEASE, (6, 2)),
+        *((8, 8, REPORT, (4, 4)), (12, 4, REPORT, (6, 2)), (4, 12, REPORT, (2, 6)), (14, 2, REPORT, (7, 1))),
+        *((15, 1, REPORT, (7, 1)), (1, 15, REPORT, (1, 7)), (15, 1, RELEASE, (7, 1)), (14, 2, RELEASE, (6, 2))),
         (2, 14, RELEASE, (2, 6)),
         (8, 8, RocConfig(min_positives=1, min_negatives=5), (3, 5)),
         (8, 8, RocConfig(min_positives=6, min_negatives=2), (6, 2)),

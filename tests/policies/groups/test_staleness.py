@@ -7,17 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asterism.bus.messages import (
-    BufferCursor,
-    LengthsMeasured,
-    ProtocolError,
-    RunFailed,
-    RunStarted,
-    StalenessCounts,
-    TrainingSample,
-    TrajectoryAborted,
-    TrajectoryFailed,
-)
+from asterism.bus import messages as msg
 from asterism.policies.decider import Send
 from asterism.policies.groups.buffer_state import STEP_ENDED
 from asterism.policies.groups.staleness import apply_staleness_bound, check_versions, compute_oldest_version
@@ -43,8 +33,8 @@ def test_only_fresh_tokens_count_and_a_trajectory_without_fresh_tokens_is_droppe
         assert young.record.versions == finished.record.versions
 
 
-def make_sample(trajectory_id: int, *versions: int) -> TrainingSample:
-    return TrainingSample(trajectory_id, 0, 1.0, make_finished(trajectory_id, *versions).record)
+def make_sample(trajectory_id: int, *versions: int) -> msg.TrainingSample:
+    return msg.TrainingSample(trajectory_id, 0, 1.0, make_finished(trajectory_id, *versions).record)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +47,7 @@ def test_a_row_of_a_version_out_of_the_allowed_range_is_refused(version: int, ma
         check_versions(samples, 5, max_staleness)
         return
     cause = f"of version {version} to train on: step 5 takes {allowed} (rl.max_staleness = {max_staleness})"
-    with pytest.raises(ProtocolError, match=re.escape(f"trajectory 7 has 2 tokens {cause}")):
+    with pytest.raises(msg.ProtocolError, match=re.escape(f"trajectory 7 has 2 tokens {cause}")):
         check_versions(samples, 5, max_staleness)
 
 
@@ -69,14 +59,14 @@ def test_a_row_with_stale_tokens_outside_the_loss_is_accepted() -> None:
 def test_concurrent_steps_are_limited_by_the_bound() -> None:
     driver = BufferDriver(make_run(max_staleness=2))
     assert [len(list_starts(driver.request_step(step))) for step in (1, 2, 3)] == [2, 2, 2]
-    with pytest.raises(ProtocolError, match="still being collected"):
+    with pytest.raises(msg.ProtocolError, match="still being collected"):
         driver.request_step(4)
 
 
 def test_no_step_is_skipped() -> None:
     driver = BufferDriver(make_run())
     driver.request_step(1)
-    with pytest.raises(ProtocolError, match="step 3 does not follow step 1"):
+    with pytest.raises(msg.ProtocolError, match="step 3 does not follow step 1"):
         driver.request_step(3)
 
 
@@ -100,9 +90,9 @@ def test_the_step_reports_the_staleness_of_its_tokens() -> None:
     driver.request_step(1)
     driver.request_step(2)
     driver.end(0, 0)
-    assert get_collected(driver.end(1, 0)).staleness == StalenessCounts(tokens=4)
+    assert get_collected(driver.end(1, 0)).staleness == msg.StalenessCounts(tokens=4)
     driver.end(2, 0, 1)
-    assert get_collected(driver.end(3, 1)).staleness == StalenessCounts(
+    assert get_collected(driver.end(3, 1)).staleness == msg.StalenessCounts(
         tokens=6, versions_behind=2, max_versions_behind=1
     )
 
@@ -120,14 +110,14 @@ def test_a_resumed_run_starts_with_the_groups_in_flight() -> None:
     driver.request_step(2)
     driver.end(0, 0)
     cursor = get_collected(driver.end(1, 0)).cursor
-    assert cursor == BufferCursor(position=4, next_group_id=4, next_trajectory_id=8, pending=(2, 3))
+    assert cursor == msg.BufferCursor(position=4, next_group_id=4, next_trajectory_id=8, pending=(2, 3))
     resumed = BufferDriver(make_run())
-    resumed.buffer.decide(0.0, RunStarted(1, cursor))
+    resumed.buffer.decide(0.0, msg.RunStarted(1, cursor))
     again = list_starts([*resumed.request_step(2, 1), *resumed.request_step(3, 1)])
     assert [group.problem for group in again[:2]] == [driver.groups[2].problem, driver.groups[3].problem]
     assert [group.seed for group in again[:2]] == [driver.groups[2].seed, driver.groups[3].seed]
     assert [group.group_id for group in again] == [4, 5, 6, 7]
-    assert resumed.buffer.state.cursor == BufferCursor(position=6, next_group_id=8, next_trajectory_id=16)
+    assert resumed.buffer.state.cursor == msg.BufferCursor(position=6, next_group_id=8, next_trajectory_id=16)
 
 
 SETTINGS = st.fixed_dictionaries(
@@ -157,7 +147,7 @@ def test_steps_are_in_order_and_within_the_bound(settings: dict[str, int], data:
             ids = range(group.first_trajectory_id, group.first_trajectory_id + group.size)
             live.update(dict.fromkeys(ids, group.group_id))
             born.update(dict.fromkeys(ids, version))
-        measured.update(send.message.step for send in effects if isinstance(send.message, LengthsMeasured))
+        measured.update(send.message.step for send in effects if isinstance(send.message, msg.LengthsMeasured))
         assert len(live) <= 2 * (run.rl.max_groups_in_flight + stopping())
 
     def stopping() -> int:
@@ -179,15 +169,15 @@ def test_steps_are_in_order_and_within_the_bound(settings: dict[str, int], data:
                 tokens = data.draw(st.lists(since, min_size=1, max_size=3).map(sorted))
                 event = make_finished(tid, *tokens, reward=data.draw(st.sampled_from(MIXED)), group_id=group_id)
             case "failed":
-                event = TrajectoryFailed(tid, group_id, "x")
+                event = msg.TrajectoryFailed(tid, group_id, "x")
             case _:
-                event = TrajectoryAborted(tid, group_id, STEP_ENDED, 1)
+                event = msg.TrajectoryAborted(tid, group_id, STEP_ENDED, 1)
         effects = driver.decide(event)
-        if any(isinstance(send.message, RunFailed) for send in effects):
+        if any(isinstance(send.message, msg.RunFailed) for send in effects):
             return  # every trajectory of a step failed
         note(effects)
     for tid, group_id in list(live.items()):
-        note(driver.decide(TrajectoryAborted(tid, group_id, STEP_ENDED, 1)))
+        note(driver.decide(msg.TrajectoryAborted(tid, group_id, STEP_ENDED, 1)))
     assert [batch.step for batch in driver.batches] == list(range(1, run.rl.steps + 1))
     for batch in driver.batches:
         assert len({row.group_id for row in batch.samples}) <= run.rl.prompts

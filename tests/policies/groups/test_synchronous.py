@@ -8,19 +8,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from asterism.bus import messages as msg
 from asterism.bus.codec import decode
-from asterism.bus.messages import (
-    AnyMessage,
-    BatchReady,
-    Envelope,
-    FailureReported,
-    GroupAccepted,
-    GroupJudged,
-    RunFinished,
-    TrainingSample,
-    WeightsLoaded,
-    WeightsSynced,
-)
 from asterism.configs.schema.algorithm import EvaluationConfig, RlConfig, RocConfig
 from asterism.configs.schema.health import HealthConfig
 from asterism.configs.schema.run_config import RunConfig
@@ -57,15 +46,17 @@ def test_a_recorded_synchronous_run_is_reproduced(name: str) -> None:
     assert len(recording) > 100
     loaded, assembler = Counter[int](), BatchAssembler()
     for actor, now, event, effects in recording:
-        message: AnyMessage = decode(event).message
-        if actor == "recorder" and isinstance(message, WeightsLoaded):
+        message: msg.AnyMessage = decode(event).message
+        if actor == "recorder" and isinstance(message, msg.WeightsLoaded):
             loaded[message.version] += 1
             if loaded[message.version] < 2:
                 continue
-            message = WeightsSynced(message.version)
+            message = msg.WeightsSynced(message.version)
         sends = deciders[actor].decide(now, message)
-        sends = [send for send in sends if not isinstance(send.message, FailureReported)]  # newer than the recordings
-        did = [Envelope("", send.to, send.message) for send in sends]
+        sends = [
+            send for send in sends if not isinstance(send.message, msg.FailureReported)
+        ]  # newer than the recordings
+        did = [msg.Envelope("", send.to, send.message) for send in sends]
         batches = [batch for each in did for batch in assembler.add(each.message)]
         assert batches == [batch for effect in effects for batch in decode_batch(effect)]
         recorded = [decode(effect) for effect in effects if not decode_batch(effect)]
@@ -80,15 +71,15 @@ def decode_batch(effect: bytes) -> list[CompleteBatch]:
 
 class RecordedBatch(msgspec.Struct, array_like=True):
     step: int
-    samples: tuple[TrainingSample, ...]
+    samples: tuple[msg.TrainingSample, ...]
 
     def complete(self) -> CompleteBatch:
         return CompleteBatch(self.step, self.samples)
 
 
-def without_loads(effects: Sequence[Envelope]) -> list[Envelope]:
+def without_loads(effects: Sequence[msg.Envelope]) -> list[msg.Envelope]:
     """Recordings have WeightsLoaded at the recorder, the recipe's RunFinished to the launcher, and no GroupJudged.
     Batches are compared on their own."""
-    left_out = WeightsLoaded | WeightsSynced | GroupJudged | GroupAccepted | BatchReady
+    left_out = msg.WeightsLoaded | msg.WeightsSynced | msg.GroupJudged | msg.GroupAccepted | msg.BatchReady
     kept = [effect for effect in effects if not isinstance(effect.message, left_out)]
-    return [replace(effect, to="") if isinstance(effect.message, RunFinished) else effect for effect in kept]
+    return [replace(effect, to="") if isinstance(effect.message, msg.RunFinished) else effect for effect in kept]

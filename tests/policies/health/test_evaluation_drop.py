@@ -4,19 +4,7 @@ import random
 
 import pytest
 
-from asterism.bus.messages import (
-    BufferCursor,
-    EvaluationFinished,
-    HealthReported,
-    RunFailed,
-    RunStarted,
-    StepCollected,
-    StepCounts,
-    StepRequested,
-    StepTrained,
-    TaskCounts,
-    WeightsSynced,
-)
+from asterism.bus import messages as msg
 from asterism.configs.schema.health import HealthConfig
 from asterism.policies.health.evaluation_drop import EvaluationPoint, count_standard_errors
 from asterism.policies.recorder import Recorder
@@ -27,31 +15,31 @@ QUESTIONS = 200
 class RecordedRun:
     def __init__(self, health: HealthConfig | None = None) -> None:
         self.recorder = Recorder(100, health)
-        self.recorder.decide(0.0, RunStarted(0, BufferCursor()))
-        self.reports: list[HealthReported | RunFailed] = []
+        self.recorder.decide(0.0, msg.RunStarted(0, msg.BufferCursor()))
+        self.reports: list[msg.HealthReported | msg.RunFailed] = []
         self._step = 0
 
     def train(self, reward: float) -> None:
         self._step += 1
-        totals = TaskCounts(groups=16, trajectories=128, reward=128 * reward, positives=int(128 * reward))
+        totals = msg.TaskCounts(groups=16, trajectories=128, reward=128 * reward, positives=int(128 * reward))
         events = (
-            StepRequested(self._step, self._step - 1),
-            StepCollected(self._step, 64, StepCounts(totals), {}, BufferCursor()),
-            StepTrained(self._step, {"updates": 2.0, "updates_skipped": 0.0}),
-            WeightsSynced(self._step),
+            msg.StepRequested(self._step, self._step - 1),
+            msg.StepCollected(self._step, 64, msg.StepCounts(totals), {}, msg.BufferCursor()),
+            msg.StepTrained(self._step, {"updates": 2.0, "updates_skipped": 0.0}),
+            msg.WeightsSynced(self._step),
         )
         self._add_reports(*(self.recorder.decide(float(self._step), event) for event in events))
 
-    def evaluate(self, label: str, accuracy: float, sets: dict[str, TaskCounts] | None = None) -> None:
+    def evaluate(self, label: str, accuracy: float, sets: dict[str, msg.TaskCounts] | None = None) -> None:
         positives = round(QUESTIONS * accuracy)
-        totals = TaskCounts(trajectories=QUESTIONS, positives=positives, reward=positives, response_tokens=100)
-        event = EvaluationFinished(label, self._step, totals, sets=sets or {})
+        totals = msg.TaskCounts(trajectories=QUESTIONS, positives=positives, reward=positives, response_tokens=100)
+        event = msg.EvaluationFinished(label, self._step, totals, sets=sets or {})
         self._add_reports(self.recorder.decide(float(self._step), event))
 
     def _add_reports(self, *effects: object) -> None:
         for sends in effects:
             for send in sends:  # pyright: ignore[reportGeneralTypeIssues]
-                if send.to == "launcher" and isinstance(send.message, HealthReported | RunFailed):
+                if send.to == "launcher" and isinstance(send.message, msg.HealthReported | msg.RunFailed):
                     self.reports.append(send.message)
 
 
@@ -72,7 +60,7 @@ RISING = [0.3 + 0.02 * step for step in range(20)]
 
 def test_the_last_evaluation_of_a_run_is_checked_too() -> None:
     (report,) = run_until_the_end(RISING, 0.6, 0.3).reports
-    assert isinstance(report, HealthReported)
+    assert isinstance(report, msg.HealthReported)
     assert (report.check, report.step) == ("evaluation_drop", 20)
     assert (
         "the accuracy of the sampled evaluation fell from 60.0% (version 0) to 30.0% (version 20), 6.0 standard errors "
@@ -83,7 +71,7 @@ def test_the_last_evaluation_of_a_run_is_checked_too() -> None:
 
 def test_the_action_stop_ends_the_run() -> None:
     run = run_until_the_end(RISING, 0.6, 0.3, HealthConfig(evaluation_drop="stop"))
-    assert [type(each) for each in run.reports] == [HealthReported, RunFailed]
+    assert [type(each) for each in run.reports] == [msg.HealthReported, msg.RunFailed]
     assert run_until_the_end(RISING, 0.6, 0.3, HealthConfig(evaluation_drop="off")).reports == []
 
 
@@ -98,19 +86,19 @@ def test_the_action_stop_ends_the_run() -> None:
 )
 def test_other_changes_are_not_reported_as_a_drop(rewards: list[float], start: float, end: float) -> None:
     reports = run_until_the_end(rewards, start, end).reports
-    assert [each for each in reports if isinstance(each, HealthReported) and "evaluation_drop" in each.checks] == []
+    assert [each for each in reports if isinstance(each, msg.HealthReported) and "evaluation_drop" in each.checks] == []
 
 
 def test_a_set_that_falls_is_named_although_the_sum_of_the_due_sets_rises() -> None:
     run = RecordedRun()
     for number in range(20):
         if number in (3, 18):
-            hard = TaskCounts(trajectories=100, positives=70 if number == 3 else 20)
-            easy = TaskCounts(trajectories=900, positives=300 if number == 3 else 800)
+            hard = msg.TaskCounts(trajectories=100, positives=70 if number == 3 else 20)
+            easy = msg.TaskCounts(trajectories=900, positives=300 if number == 3 else 800)
             run.evaluate("step_greedy", 0.5, {"hard": hard, "easy": easy})
         run.train(RISING[number])
     (report,) = run.reports
-    assert isinstance(report, HealthReported)
+    assert isinstance(report, msg.HealthReported)
     assert "the accuracy of the set hard greedy evaluation fell from 70.0% (version 3) to 20.0%" in report.message
 
 

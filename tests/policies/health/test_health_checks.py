@@ -95,8 +95,7 @@ def test_a_drop_of_negative_rewards_is_relative_to_their_gain() -> None:
 @given(
     steps=st.lists(
         st.dictionaries(
-            st.sampled_from((*METRICS_READ, "failed: engine")),
-            st.floats(allow_nan=True, allow_infinity=True),
+            st.sampled_from((*METRICS_READ, "failed: engine")), st.floats(allow_nan=True, allow_infinity=True)
         ),
         max_size=12,
     ),

@@ -5,60 +5,44 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import pytest
 
+from asterism.bus import messages as msg
 from asterism.bus.addresses import LAUNCHER, METRICS
 from asterism.bus.codec import decode, encode
-from asterism.bus.messages import (
-    AnyMessage,
-    BufferCursor,
-    EngineLoadReported,
-    Envelope,
-    HealthReported,
-    MetricsRecorded,
-    ProtocolError,
-    RunFailed,
-    RunStarted,
-    StepCollected,
-    StepCounts,
-    StepRequested,
-    StepTrained,
-    TaskCounts,
-    WeightsSynced,
-)
 from asterism.configs.schema.health import HealthConfig
 from asterism.policies.decider import Send
 from asterism.policies.recorder import Recorder
 
-TOO_LONG = StepCounts(
-    TaskCounts(groups=2, trajectories=8, positives=4, reward=4.0), endings={"length": 6, "answered": 2}
+TOO_LONG = msg.StepCounts(
+    msg.TaskCounts(groups=2, trajectories=8, positives=4, reward=4.0), endings={"length": 6, "answered": 2}
 )
 
 
-def list_step_events(step: int, counts: StepCounts = TOO_LONG) -> list[AnyMessage]:
+def list_step_events(step: int, counts: msg.StepCounts = TOO_LONG) -> list[msg.AnyMessage]:
     return [
-        StepRequested(step, step - 1),
-        StepCollected(step, 4, counts, {}, BufferCursor()),
-        StepTrained(step, {"updates": 1.0, "updates_skipped": 0.0, "loss": 0.1}),
-        WeightsSynced(step),
+        msg.StepRequested(step, step - 1),
+        msg.StepCollected(step, 4, counts, {}, msg.BufferCursor()),
+        msg.StepTrained(step, {"updates": 1.0, "updates_skipped": 0.0, "loss": 0.1}),
+        msg.WeightsSynced(step),
     ]
 
 
-def decide_all(recorder: Recorder, events: Sequence[AnyMessage]) -> list[Send]:
+def decide_all(recorder: Recorder, events: Sequence[msg.AnyMessage]) -> list[Send]:
     return [send for now, event in enumerate(events) for send in recorder.decide(float(now), event)]
 
 
-def list_events(steps: Sequence[int]) -> list[AnyMessage]:
+def list_events(steps: Sequence[int]) -> list[msg.AnyMessage]:
     return [event for step in steps for event in list_step_events(step)]
 
 
 def list_health_sends(sends: Sequence[Send]) -> list[Send]:
-    return [send for send in sends if isinstance(send.message, HealthReported | RunFailed)]
+    return [send for send in sends if isinstance(send.message, msg.HealthReported | msg.RunFailed)]
 
 
 def test_metrics_and_launcher_receive_a_warning_once() -> None:
     sends = list_health_sends(decide_all(Recorder(steps=9), list_events(range(1, 8))))
     assert [send.to for send in sends] == [METRICS, LAUNCHER]
     (report,) = {send.message for send in sends}
-    assert isinstance(report, HealthReported)
+    assert isinstance(report, msg.HealthReported)
     assert (report.step, report.check, report.action) == (3, "length_limit", "warn")
     assert report.message.startswith("health.length_limit: 75% of the trajectories of the last 3 steps ")
 
@@ -67,13 +51,13 @@ def test_a_check_with_the_action_stop_also_ends_the_run() -> None:
     recorder = Recorder(9, HealthConfig(length_limit="stop", window_steps=2))
     sends = list_health_sends(decide_all(recorder, list_events((1, 2))))
     assert [(send.to, type(send.message)) for send in sends] == [
-        (METRICS, HealthReported),
-        (LAUNCHER, HealthReported),
-        (LAUNCHER, RunFailed),
+        (METRICS, msg.HealthReported),
+        (LAUNCHER, msg.HealthReported),
+        (LAUNCHER, msg.RunFailed),
     ]
     report, failure = sends[1].message, sends[2].message
-    assert isinstance(report, HealthReported)
-    assert failure == RunFailed(f"step 2: {report.message}")
+    assert isinstance(report, msg.HealthReported)
+    assert failure == msg.RunFailed(f"step 2: {report.message}")
     assert report.action == "stop"
 
 
@@ -85,22 +69,22 @@ def test_a_check_that_is_off_reports_nothing() -> None:
 def test_the_window_of_a_resumed_run_is_empty() -> None:
     recorder = Recorder(steps=9)
     assert list_health_sends(decide_all(recorder, list_events((1, 2)))) == []
-    decide_all(recorder, [RunStarted(2, BufferCursor())])
+    decide_all(recorder, [msg.RunStarted(2, msg.BufferCursor())])
     assert list_health_sends(decide_all(recorder, list_events((3, 4)))) == []
     assert len(list_health_sends(decide_all(recorder, list_events((5,))))) == 2
 
 
 def test_a_resumed_run_has_the_limits_of_its_launch() -> None:
     recorder = Recorder(9, HealthConfig(length_limit="stop"))
-    decide_all(recorder, [RunStarted(0, BufferCursor(), HealthConfig(window_steps=1))])
+    decide_all(recorder, [msg.RunStarted(0, msg.BufferCursor(), HealthConfig(window_steps=1))])
     (*_, last) = decide_all(recorder, list_events((1,)))
-    assert isinstance(last.message, HealthReported)
+    assert isinstance(last.message, msg.HealthReported)
     assert (last.message.step, last.message.action) == (1, "warn")
 
 
 def test_a_replay_repeats_reports_and_states_byte_for_byte() -> None:
     health, events = HealthConfig(length_limit="stop"), list_events(range(1, 6))
-    frames = [encode(Envelope("", "head/recorder", event)) for event in events]
+    frames = [encode(msg.Envelope("", "head/recorder", event)) for event in events]
 
     def replay() -> Iterator[bytes]:
         recorder = Recorder(9, health)
@@ -117,8 +101,8 @@ def test_a_replay_repeats_reports_and_states_byte_for_byte() -> None:
 # ---------------------------------------------------------------- recomputed tokens
 
 
-def load(prefilled: int, recomputed: int, engine: str = "generator-0", incarnation: int = 1) -> EngineLoadReported:
-    return EngineLoadReported(
+def load(prefilled: int, recomputed: int, engine: str = "generator-0", incarnation: int = 1) -> msg.EngineLoadReported:
+    return msg.EngineLoadReported(
         engine=engine,
         version=1,
         running=0,
@@ -136,11 +120,11 @@ def load(prefilled: int, recomputed: int, engine: str = "generator-0", incarnati
     )
 
 
-def get_recomputed_share(recorder: Recorder, step: int, *loads: EngineLoadReported) -> float | None:
+def get_recomputed_share(recorder: Recorder, step: int, *loads: msg.EngineLoadReported) -> float | None:
     """Return the share of a step during which engines report their counters."""
     *before, synced = list_step_events(step)
     sends = decide_all(recorder, [*before, *loads, synced])
-    (line,) = [send.message for send in sends if isinstance(send.message, MetricsRecorded)]
+    (line,) = [send.message for send in sends if isinstance(send.message, msg.MetricsRecorded)]
     return line.values.get("recomputed_share")
 
 
@@ -156,7 +140,7 @@ def test_the_counters_of_a_restarted_engine_begin_at_0() -> None:
     recorder = Recorder(steps=9)
     assert get_recomputed_share(recorder, 1, load(1000, 0)) == 0.0
     assert get_recomputed_share(recorder, 2, load(40, 10, incarnation=2)) == 0.25
-    with pytest.raises(ProtocolError, match="incarnation 1 of generator-0 had already left"):
+    with pytest.raises(msg.ProtocolError, match="incarnation 1 of generator-0 had already left"):
         recorder.decide(0.0, load(2000, 0))
 
 
@@ -166,5 +150,5 @@ def test_lasting_recomputation_is_reported() -> None:
     for step in range(1, 6):
         *before, synced = list_step_events(step, counts)
         sends = decide_all(recorder, [*before, load(100 * step, 50 * step), synced])
-        reported += [send.message.check for send in sends if isinstance(send.message, HealthReported)]
+        reported += [send.message.check for send in sends if isinstance(send.message, msg.HealthReported)]
     assert reported == ["recomputation"] * 2  # to metrics and launcher

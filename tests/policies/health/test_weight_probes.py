@@ -5,18 +5,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from asterism.bus.messages import (
-    BufferCursor,
-    RunStarted,
-    StepCollected,
-    StepCounts,
-    StepRequested,
-    StepTrained,
-    WeightsLoaded,
-    WeightsProbed,
-    WeightsPublished,
-    WeightsSynced,
-)
+from asterism.bus import messages as msg
 from asterism.bus.messages.steps import WeightProbe
 from asterism.configs.schema.health import HealthConfig
 from asterism.policies.health.weight_probes import WeightProbes
@@ -50,7 +39,7 @@ class Scenario:
             self._held = list(self._learner)
         engine = tuple(each + self._random.gauss(0.0, self._noise) for each in self._held)
         chosen_at = version // self._renewal * self._renewal if self._renewal else 1
-        event = WeightsProbed("generator-0", version, chosen_at, tuple(self._learner), engine)
+        event = msg.WeightsProbed("generator-0", version, chosen_at, tuple(self._learner), engine)
         self.probes.add_probe(event, HEALTH)
         return self.probes.take_metrics(version, HEALTH)
 
@@ -85,8 +74,8 @@ def test_lost_versions_are_found_when_the_policy_has_moved_beyond_the_noise(
 def test_one_engine_of_two_is_counted_and_a_restarted_engine_continues_the_comparison() -> None:
     probes, metrics = WeightProbes(mismatches=[1e-6]), dict[str, float]()
     for version, (learner, stuck) in enumerate([(-1.0, -1.0), (-0.8, -1.0), (-0.6, -1.0)], 1):
-        probes.add_probe(WeightsProbed("generator-0", version, 1, (learner,), (learner,)), HEALTH)
-        probes.add_probe(WeightsProbed("generator-1", version, 1, (learner,), (stuck,)), HEALTH)
+        probes.add_probe(msg.WeightsProbed("generator-0", version, 1, (learner,), (learner,)), HEALTH)
+        probes.add_probe(msg.WeightsProbed("generator-1", version, 1, (learner,), (stuck,)), HEALTH)
         metrics = probes.take_metrics(version, HEALTH)
     assert metrics["probe_engines"] == 2
     assert metrics["probe_unmoved_engines"] == 1
@@ -99,15 +88,15 @@ def test_one_engine_of_two_is_counted_and_a_restarted_engine_continues_the_compa
 def test_reloaded_versions_and_values_that_are_not_finite_are_not_compared() -> None:
     probes = WeightProbes(mismatches=[1e-6])
     for version, learner in ((5, -1.0), (5, -0.5), (4, -0.3), (6, float("nan")), (7, -0.1)):
-        probes.add_probe(WeightsProbed("generator-0", version, 1, (learner,), (-1.0,)), HEALTH)
+        probes.add_probe(msg.WeightsProbed("generator-0", version, 1, (learner,), (-1.0,)), HEALTH)
         assert "probe_moved" not in probes.take_metrics(version, HEALTH)
 
 
 def test_the_figures_of_a_step_leave_out_probes_of_ended_steps() -> None:
     """A restarted engine computes such a probe at a time that no event of the run determines."""
     probes = WeightProbes(mismatches=[1e-6])
-    probes.add_probe(WeightsProbed("generator-0", 2, 1, (-1.0,), (-1.0,)), HEALTH)
-    probes.add_probe(WeightsProbed("generator-1", 1, 1, (-1.0,), (-1.5,)), HEALTH)
+    probes.add_probe(msg.WeightsProbed("generator-0", 2, 1, (-1.0,), (-1.0,)), HEALTH)
+    probes.add_probe(msg.WeightsProbed("generator-1", 1, 1, (-1.0,), (-1.5,)), HEALTH)
     metrics = probes.take_metrics(2, HEALTH)
     assert (metrics["probe_engines"], metrics["probe_gap"]) == (1.0, 0.0)
 
@@ -127,19 +116,24 @@ def test_the_mismatch_covers_only_steps_without_stale_tokens() -> None:
 def test_the_recipe_compares_only_the_newest_version_and_the_step_has_the_figures() -> None:
     recipe, recorder = Recipe(EvaluationPlan(2, 0), ("generator-0",)), Recorder(2, HEALTH)
     for decider in (recipe, recorder):
-        decider.decide(0.0, RunStarted(0, BufferCursor()))
-    published = WeightsPublished(0, "/dev/shm/w", 8, "d", 0)
+        decider.decide(0.0, msg.RunStarted(0, msg.BufferCursor()))
+    published = msg.WeightsPublished(0, "/dev/shm/w", 8, "d", 0)
     probe = WeightProbe(1, (b"abcd",), (-0.5,))
     recipe.decide(0.0, published)
     assert not any(
-        isinstance(send.message, WeightsProbed) for send in recipe.decide(0.0, WeightsLoaded("generator-0", 0, 0.1))
+        isinstance(send.message, msg.WeightsProbed)
+        for send in recipe.decide(0.0, msg.WeightsLoaded("generator-0", 0, 0.1))
     )
-    for event in (StepRequested(1, 0), StepCollected(1, 0, StepCounts(), {}, BufferCursor()), StepTrained(1, {})):
+    for event in (
+        msg.StepRequested(1, 0),
+        msg.StepCollected(1, 0, msg.StepCounts(), {}, msg.BufferCursor()),
+        msg.StepTrained(1, {}),
+    ):
         recorder.decide(0.0, event)
     recipe.decide(0.0, replace(published, version=1, digest="e", probe=probe))
-    sent = [each.message for each in recipe.decide(0.0, WeightsLoaded("generator-0", 1, 0.1, 1, (-0.75,)))]
-    assert sent[:2] == [WeightsProbed("generator-0", 1, 1, (-0.5,), (-0.75,)), WeightsSynced(1)]
+    sent = [each.message for each in recipe.decide(0.0, msg.WeightsLoaded("generator-0", 1, 0.1, 1, (-0.75,)))]
+    assert sent[:2] == [msg.WeightsProbed("generator-0", 1, 1, (-0.5,), (-0.75,)), msg.WeightsSynced(1)]
     assert not recorder.decide(1.0, sent[0])
     values = recorder.decide(1.0, sent[1])[0].message.values  # pyright: ignore[reportAttributeAccessIssue]
     assert (values["probe_gap"], values["probe_engines"]) == (0.25, 1.0)
-    assert [each.message for each in recipe.decide(0.0, WeightsLoaded("generator-0", 0, 0.1, 1, (-0.1,)))] == []
+    assert [each.message for each in recipe.decide(0.0, msg.WeightsLoaded("generator-0", 0, 0.1, 1, (-0.1,)))] == []

@@ -47,11 +47,7 @@ def combine(logprobs_N: Tensor, entropies_N: Tensor, entropy_factor: float) -> T
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("chunk_tokens", [4, N])
 def test_scores_and_gradients_are_those_of_a_softmax_in_float64(
-    kernels: HeadKernels,
-    entropy_factor: float,
-    temperature: float,
-    chunk_tokens: int,
-    monkeypatch: pytest.MonkeyPatch,
+    kernels: HeadKernels, entropy_factor: float, temperature: float, chunk_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token_scores, "count_chunk_tokens", lambda *_: chunk_tokens)
     hidden_NE, weight_VE, targets_N = make_inputs(torch.float64)

@@ -4,21 +4,7 @@ from typing import TypeVar
 
 import msgspec
 
-from asterism.bus.messages import (
-    OPENING_CALL,
-    AnswerGraded,
-    AnyMessage,
-    CallFailed,
-    EnvironmentCalled,
-    EnvironmentOutcome,
-    EnvironmentReturned,
-    ExecutorJoined,
-    LeaseGranted,
-    Observation,
-    StartGroup,
-    TrajectoryFinished,
-    bytes_to_ids,
-)
+from asterism.bus import messages as msg
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.policies.decider import Send
 from asterism.policies.dialogue.chat_format import build_dialogue_format
@@ -48,7 +34,7 @@ class Conversation:
         kinds: tuple[TaskKind, ...] = ("tools", "environment", "dialogue")
         self.rollout = Rollout({each: self._make_rules(each, changes) for each in kinds})
         self.kind, self.now = kind, 0.0
-        self.decide(ExecutorJoined(FIRST, 4))
+        self.decide(msg.ExecutorJoined(FIRST, 4))
         self.started = self.decide(make_group(kind, size))
 
     @staticmethod
@@ -59,35 +45,35 @@ class Conversation:
         dialogue = build_dialogue_format(DialogueConfig(tools=python_tools), description)
         return rules(**{"dialogue": dialogue, "kind": kind, "max_calls_per_turn": 2, **changes})
 
-    def decide(self, event: AnyMessage) -> list[Send]:
+    def decide(self, event: msg.AnyMessage) -> list[Send]:
         self.now += 1.0
         return list(self.rollout.decide(self.now, event))
 
     def answer(
-        self, call: int, outcome: EnvironmentOutcome | str, executor: str = FIRST, trajectory_id: int = 0
+        self, call: int, outcome: msg.EnvironmentOutcome | str, executor: str = FIRST, trajectory_id: int = 0
     ) -> list[Send]:
-        outcome = Observation(outcome) if isinstance(outcome, str) else outcome
-        return self.decide(EnvironmentReturned(trajectory_id, call, outcome, 0.5, executor))
+        outcome = msg.Observation(outcome) if isinstance(outcome, str) else outcome
+        return self.decide(msg.EnvironmentReturned(trajectory_id, call, outcome, 0.5, executor))
 
     def fail(self, call: int, cause: str = "environment: down", executor: str = FIRST) -> list[Send]:
-        return self.decide(CallFailed(0, call, cause, executor))
+        return self.decide(msg.CallFailed(0, call, cause, executor))
 
     def say(self, text: str) -> list[Send]:
         """Grant the requested lease, and generate the next turn."""
         trajectory = self.rollout.trajectories[0]
         lease = trajectory.lease + 1
-        self.decide(LeaseGranted(0, "generator-0", 4000, lease, 0.0, ""))
+        self.decide(msg.LeaseGranted(0, "generator-0", 4000, lease, 0.0, ""))
         return self.decide(generated(0, trajectory.turn, text, lease=lease))
 
-    def grade(self, reward: float = 0.5, executor: str = FIRST) -> TrajectoryFinished:
-        return find(self.decide(AnswerGraded(0, reward, 0.1, executor, {"x": reward})), TrajectoryFinished)
+    def grade(self, reward: float = 0.5, executor: str = FIRST) -> msg.TrajectoryFinished:
+        return find(self.decide(msg.AnswerGraded(0, reward, 0.1, executor, {"x": reward})), msg.TrajectoryFinished)
 
     @property
     def text(self) -> str:
-        return TOKENIZER.decode(bytes_to_ids(self.rollout.trajectories[0].record.token_ids))
+        return TOKENIZER.decode(msg.bytes_to_ids(self.rollout.trajectories[0].record.token_ids))
 
 
-def make_group(task: str, size: int = 1, group_id: int = 0, first: int = 0) -> StartGroup:
+def make_group(task: str, size: int = 1, group_id: int = 0, first: int = 0) -> msg.StartGroup:
     return start_group(size, first, group_id=group_id, row=ROW, task=task)
 
 
@@ -98,8 +84,8 @@ def find(sends: list[Send], kind: type[M]) -> M:
 
 
 def called(call: int, method: str = "look", to: str = FIRST, task: str = "environment", **arguments: str) -> Send:
-    return Send(to, EnvironmentCalled(0, call, task, method, msgspec.json.encode(arguments)))
+    return Send(to, msg.EnvironmentCalled(0, call, task, method, msgspec.json.encode(arguments)))
 
 
 def opened(to: str = FIRST, task: str = "environment") -> Send:
-    return Send(to, EnvironmentCalled(0, OPENING_CALL, task, "", ROW))
+    return Send(to, msg.EnvironmentCalled(0, msg.OPENING_CALL, task, "", ROW))

@@ -9,34 +9,7 @@ tokens of the environment in brackets. `\\n` is a line break.
 
 from pathlib import Path
 
-from asterism.bus.messages import (
-    AnswerGraded,
-    AnswerSubmitted,
-    AnyMessage,
-    CallFailed,
-    CallsRescheduled,
-    CodeFinished,
-    CodeOk,
-    CodeRaised,
-    CodeRequested,
-    CodeTimedOut,
-    ExecutorJoined,
-    ExecutorLeft,
-    LeaseGranted,
-    LeasePaused,
-    LeaseReleased,
-    LeaseRequested,
-    Output,
-    ProtocolError,
-    ReleaseCounts,
-    SessionRestored,
-    TrajectoryFailed,
-    TrajectoryFinished,
-    TurnFailed,
-    TurnRequested,
-    bytes_to_ids,
-    ids_to_bytes,
-)
+from asterism.bus import messages as msg
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.policies.decider import Send
 from asterism.policies.dialogue.chat_format import build_dialogue_format, build_prompt_segments, encode_segments
@@ -78,17 +51,17 @@ class Conversation:
         self.now += 1.0
         if line.startswith("start "):
             self.rollout = Rollout({"": rules(**self.settings)})
-            self.rollout.decide(self.now, ExecutorJoined("executor-0", 1))
+            self.rollout.decide(self.now, msg.ExecutorJoined("executor-0", 1))
         event = self._parse(line)
         try:
             effects = self.rollout.decide(self.now, event)
-        except ProtocolError as error:
+        except msg.ProtocolError as error:
             self.lines.append(f"    refused: {error}")
             return
         for effect in effects:
             self._record_effect(effect)
 
-    def _parse(self, line: str) -> AnyMessage:
+    def _parse(self, line: str) -> msg.AnyMessage:
         kind, _, rest = line.partition(" ")
         text = rest.replace("\\n", "\n")
         kind, _, late = kind.partition("@")
@@ -96,12 +69,12 @@ class Conversation:
         match kind:
             case "start":
                 prompt = encode_segments(TOKENIZER, build_prompt_segments(text, PROMPT_FORMAT))
-                return start_group(prompt_ids=ids_to_bytes(prompt))
+                return start_group(prompt_ids=msg.ids_to_bytes(prompt))
             case "lease":
                 engine, _, tokens = rest.partition(" ")
                 new_tokens = int(tokens) if tokens else 10_000
                 self.lease += 1
-                return LeaseGranted(7, engine, self.tokens + new_tokens, self.lease, 1.0, "room")
+                return msg.LeaseGranted(7, engine, self.tokens + new_tokens, self.lease, 1.0, "room")
             case "turn":
                 finish, _, said = text.partition(" ")
                 return generated(7, self.turn, said, finish, lease=self.lease)
@@ -109,53 +82,53 @@ class Conversation:
                 finish, _, said = text.partition(" ")
                 return generated(7, self.turn, said, finish, lease=self.lease - 1)
             case "ok":
-                return CodeFinished(7, self.call, CodeOk(Output(text)), 0.1, executor)
+                return msg.CodeFinished(7, self.call, msg.CodeOk(msg.Output(text)), 0.1, executor)
             case "raised":
-                return CodeFinished(7, self.call, CodeRaised(Output(), text, text), 0.1, executor)
+                return msg.CodeFinished(7, self.call, msg.CodeRaised(msg.Output(), text, text), 0.1, executor)
             case "timed-out":
-                return CodeFinished(7, self.call, CodeTimedOut(Output(), 4.0), 4.0, executor)
+                return msg.CodeFinished(7, self.call, msg.CodeTimedOut(msg.Output(), 4.0), 4.0, executor)
             case "executor-joined":
-                return ExecutorJoined(rest, 1)
+                return msg.ExecutorJoined(rest, 1)
             case "executor-left":
                 name, _, cause = rest.partition(" ")
-                return ExecutorLeft(name, cause)
+                return msg.ExecutorLeft(name, cause)
             case "call-failed":
-                return CallFailed(7, self.call, text, executor)
+                return msg.CallFailed(7, self.call, text, executor)
             case "grading-failed":
-                return CallFailed(7, -1, text, executor)
+                return msg.CallFailed(7, -1, text, executor)
             case "turn-failed":
-                return TurnFailed(7, self.turn, self.lease, text)
+                return msg.TurnFailed(7, self.turn, self.lease, text)
             case "graded":
-                return AnswerGraded(7, float(text == "right"), 0.01, executor)
+                return msg.AnswerGraded(7, float(text == "right"), 0.01, executor)
             case _:
                 raise ValueError(f"unknown event in a golden dialogue: {line}")
 
     def _record_effect(self, effect: Send) -> None:
         message = effect.message
         match message:
-            case TurnRequested():
+            case msg.TurnRequested():
                 self.turn = message.turn
-                end = TOKENIZER.decode(bytes_to_ids(message.token_ids))[-40:].replace("\n", "\\n")
+                end = TOKENIZER.decode(msg.bytes_to_ids(message.token_ids))[-40:].replace("\n", "\\n")
                 said = f"turn {message.turn}, {message.max_new_tokens} tokens left, after ...{end}"
-            case CodeRequested():
+            case msg.CodeRequested():
                 self.call, self.executor = message.call, effect.to
                 said = f"call {message.call}, {message.tool}: {message.code!r} < {message.stdin!r}"
-            case SessionRestored():
+            case msg.SessionRestored():
                 said = ", ".join(f"call {cell.call}: {cell.code!r}" for cell in message.cells)
-            case CallsRescheduled():
+            case msg.CallsRescheduled():
                 said = f"{message.executor}: {message.sent} sent, {message.waiting} waiting, {message.lost} lost"
-            case AnswerSubmitted():
+            case msg.AnswerSubmitted():
                 self.executor = effect.to
                 said = f"{message.answer!r} against {message.ground_truth!r}"
-            case TrajectoryFailed():
+            case msg.TrajectoryFailed():
                 said = message.cause
-            case LeaseRequested():
+            case msg.LeaseRequested():
                 self.tokens = message.tokens
                 added = message.tokens - message.prompt_tokens
                 said = f"lease {message.lease}, {added} tokens in the response, {message.max_new_tokens} to go"
-            case LeasePaused() | LeaseReleased():
+            case msg.LeasePaused() | msg.LeaseReleased():
                 said = f"{message.tokens - self.tokens} new tokens"
-            case TrajectoryFinished():
+            case msg.TrajectoryFinished():
                 said = (
                     f"{message.ending}, reward {message.reward:g}, {message.turns} turns, "
                     f"{message.calls_failed} of {message.calls} calls failed, "
@@ -167,11 +140,11 @@ class Conversation:
             case _:
                 said = ""
         self.lines.append(f"    {effect.to} <- {type(message).__name__} {said}".rstrip())
-        if isinstance(message, TrajectoryFinished):
+        if isinstance(message, msg.TrajectoryFinished):
             self.lines += ["", "response:", _response(message)]
 
 
-def _describe_counts(counts: ReleaseCounts | None) -> str:
+def _describe_counts(counts: msg.ReleaseCounts | None) -> str:
     if counts is None:
         return ""
     tags = f"{counts.answer_opens}/{counts.answer_closes}/{counts.answer_spans}"
@@ -179,8 +152,8 @@ def _describe_counts(counts: ReleaseCounts | None) -> str:
     return f"whole response: {results}, answer tags {tags}, {counts.turns} turns; "
 
 
-def _response(message: TrajectoryFinished) -> str:
-    ids = bytes_to_ids(message.record.token_ids)[message.record.prompt_tokens :]
+def _response(message: msg.TrajectoryFinished) -> str:
+    ids = msg.bytes_to_ids(message.record.token_ids)[message.record.prompt_tokens :]
     shown, given = "", False
     for token, trained in zip(ids, message.record.loss_mask[message.record.prompt_tokens :], strict=True):
         if given == bool(trained):

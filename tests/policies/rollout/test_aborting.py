@@ -2,92 +2,71 @@
 
 import pytest
 
-from asterism.bus.messages import (
-    AnswerGraded,
-    AnswerSubmitted,
-    AnyMessage,
-    CodeFinished,
-    CodeOk,
-    CodeRequested,
-    EngineLeft,
-    ExecutorJoined,
-    GroupAborted,
-    LeaseDeferred,
-    LeaseGranted,
-    LeaseReleased,
-    Output,
-    ProtocolError,
-    SessionEnded,
-    TrajectoryAborted,
-    TrajectoryFailed,
-    TrajectoryFinished,
-    TurnAborted,
-    TurnFailed,
-)
+from asterism.bus import messages as msg
 from asterism.policies.decider import Send
 from asterism.policies.rollout.rollout import Rollout
 from tests.fakes import ANSWER, CALL, generated, rules, start_group
 
 EXECUTOR = "executor-0/1"
-ABORT = GroupAborted(0, 0, 1, "the step ended without it")
+ABORT = msg.GroupAborted(0, 0, 1, "the step ended without it")
 
 
-def rollout(*events: AnyMessage, size: int = 1) -> Rollout:
+def rollout(*events: msg.AnyMessage, size: int = 1) -> Rollout:
     made = Rollout({"": rules()})
-    made.decide(0.0, ExecutorJoined(EXECUTOR, 4))
+    made.decide(0.0, msg.ExecutorJoined(EXECUTOR, 4))
     made.decide(0.0, start_group(size, 0))
     for event in events:
         made.decide(1.0, event)
     return made
 
 
-def granted(trajectory_id: int = 0) -> LeaseGranted:
-    return LeaseGranted(trajectory_id, "generator-0", 4000, 1, 0.0, "")
+def granted(trajectory_id: int = 0) -> msg.LeaseGranted:
+    return msg.LeaseGranted(trajectory_id, "generator-0", 4000, 1, 0.0, "")
 
 
-def ends(effects: list[Send]) -> list[TrajectoryAborted]:
-    assert not [send for send in effects if isinstance(send.message, TrajectoryFinished | TrajectoryFailed)]
-    return [send.message for send in effects if isinstance(send.message, TrajectoryAborted)]
+def ends(effects: list[Send]) -> list[msg.TrajectoryAborted]:
+    assert not [send for send in effects if isinstance(send.message, msg.TrajectoryFinished | msg.TrajectoryFailed)]
+    return [send.message for send in effects if isinstance(send.message, msg.TrajectoryAborted)]
 
 
 def released_by(effects: list[Send]) -> list[str]:
-    return [send.to for send in effects if isinstance(send.message, LeaseReleased)]
+    return [send.to for send in effects if isinstance(send.message, msg.LeaseReleased)]
 
 
 def test_an_aborted_leasing_trajectory_ends_immediately_and_its_lease_is_late() -> None:
     made = rollout()
     effects = list(made.decide(2.0, ABORT))
-    assert ends(effects) == [TrajectoryAborted(0, 0, ABORT.cause, 0)]
+    assert ends(effects) == [msg.TrajectoryAborted(0, 0, ABORT.cause, 0)]
     assert released_by(effects) == ["head/arbiter"]
-    assert list(made.decide(3.0, LeaseDeferred(0, "no room"))) == []
+    assert list(made.decide(3.0, msg.LeaseDeferred(0, "no room"))) == []
     assert list(made.decide(3.0, granted())) == []
     assert not made.trajectories
 
 
 def test_an_aborted_generating_trajectory_ends_with_the_partial_turn() -> None:
     made = rollout(granted())
-    assert list(made.decide(2.0, ABORT)) == [Send("generator-0", TurnAborted(0, 1))]
+    assert list(made.decide(2.0, ABORT)) == [Send("generator-0", msg.TurnAborted(0, 1))]
     effects = list(made.decide(3.0, generated(0, 0, "well, ", "abort")))
-    assert ends(effects) == [TrajectoryAborted(0, 0, ABORT.cause, 6)]
+    assert ends(effects) == [msg.TrajectoryAborted(0, 0, ABORT.cause, 6)]
     assert released_by(effects) == ["generator-0", "head/arbiter"]
     (released,) = [send.message for send in effects if send.to == "head/arbiter"]
-    assert released == LeaseReleased(0, 14)
+    assert released == msg.LeaseReleased(0, 14)
 
 
 @pytest.mark.parametrize(
-    "answer", [generated(0, 0, ANSWER), generated(0, 0, CALL), TurnFailed(0, 0, 1, "engine: gone")]
+    "answer", [generated(0, 0, ANSWER), generated(0, 0, CALL), msg.TurnFailed(0, 0, 1, "engine: gone")]
 )
-def test_an_aborted_trajectory_ends_even_if_its_turn_completed(answer: AnyMessage) -> None:
+def test_an_aborted_trajectory_ends_even_if_its_turn_completed(answer: msg.AnyMessage) -> None:
     made = rollout(granted(), ABORT)
     effects = list(made.decide(3.0, answer))
     assert len(ends(effects)) == 1
-    assert {type(send.message) for send in effects} == {TrajectoryAborted, LeaseReleased}
+    assert {type(send.message) for send in effects} == {msg.TrajectoryAborted, msg.LeaseReleased}
 
 
 def test_an_aborted_trajectory_ends_when_its_engine_leaves() -> None:
     made = rollout(granted(), ABORT)
-    effects = list(made.decide(3.0, EngineLeft("generator-0", "gone")))
-    assert ends(effects) == [TrajectoryAborted(0, 0, ABORT.cause, 0)]
+    effects = list(made.decide(3.0, msg.EngineLeft("generator-0", "gone")))
+    assert ends(effects) == [msg.TrajectoryAborted(0, 0, ABORT.cause, 0)]
     assert not made.trajectories
 
 
@@ -95,20 +74,20 @@ def test_an_abort_during_a_call_ends_the_session_and_the_result_is_late() -> Non
     made = rollout(granted(), generated(0, 0, CALL))
     effects = list(made.decide(2.0, ABORT))
     assert ends(effects)[0].response_tokens == len(CALL.replace("<tool_call>", "<").replace("</tool_call>", ">")) + 1
-    assert Send(EXECUTOR, SessionEnded(0)) in effects
+    assert Send(EXECUTOR, msg.SessionEnded(0)) in effects
     assert released_by(effects) == ["generator-0", "head/arbiter"]
     assert made.placement.loads[EXECUTOR].open_calls == 0
-    assert list(made.decide(3.0, CodeFinished(0, 0, CodeOk(Output("1")), 0.1, EXECUTOR))) == []
+    assert list(made.decide(3.0, msg.CodeFinished(0, 0, msg.CodeOk(msg.Output("1")), 0.1, EXECUTOR))) == []
 
 
 def test_an_abort_during_grading_stops_it_and_the_grade_is_late() -> None:
     made = rollout(granted(), generated(0, 0, ANSWER))
     effects = list(made.decide(2.0, ABORT))
     assert len(ends(effects)) == 1
-    assert Send(EXECUTOR, SessionEnded(0)) in effects
+    assert Send(EXECUTOR, msg.SessionEnded(0)) in effects
     assert not released_by(effects)  # the lease was released with the answer
     assert made.placement.loads[EXECUTOR].open_calls == 0
-    assert list(made.decide(3.0, AnswerGraded(0, 1.0, 0.1, EXECUTOR))) == []
+    assert list(made.decide(3.0, msg.AnswerGraded(0, 1.0, 0.1, EXECUTOR))) == []
 
 
 def test_an_aborted_trajectory_no_longer_waits_for_an_executor() -> None:
@@ -117,13 +96,13 @@ def test_an_aborted_trajectory_no_longer_waits_for_an_executor() -> None:
         made.decide(0.0, event)
     assert made.waiting_for_executor
     assert len(ends(list(made.decide(2.0, ABORT)))) == 1
-    joined = made.decide(3.0, ExecutorJoined(EXECUTOR, 4))
-    assert not [send for send in joined if isinstance(send.message, CodeRequested | AnswerSubmitted)]
+    joined = made.decide(3.0, msg.ExecutorJoined(EXECUTOR, 4))
+    assert not [send for send in joined if isinstance(send.message, msg.CodeRequested | msg.AnswerSubmitted)]
 
 
 def test_an_abort_ends_only_the_live_siblings() -> None:
     made = rollout(granted(), generated(0, 0, "I give up"), size=3)
-    effects = list(made.decide(2.0, GroupAborted(0, 0, 3, ABORT.cause)))
+    effects = list(made.decide(2.0, msg.GroupAborted(0, 0, 3, ABORT.cause)))
     assert [end.trajectory_id for end in ends(effects)] == [1, 2]
     assert not made.trajectories
 
@@ -137,5 +116,5 @@ def test_a_group_that_is_aborted_twice_ends_once() -> None:
 
 def test_an_unexpected_lease_is_refused() -> None:
     made = rollout(granted(), generated(0, 0, "I give up"))
-    with pytest.raises(ProtocolError, match="is not live in this rollout process"):
+    with pytest.raises(msg.ProtocolError, match="is not live in this rollout process"):
         made.decide(3.0, granted())

@@ -2,31 +2,7 @@
 
 import pytest
 
-from asterism.bus.messages import (
-    AnswerSubmitted,
-    AnyMessage,
-    BufferCursor,
-    CallFailed,
-    CallsRescheduled,
-    CodeCrashed,
-    CodeFinished,
-    CodeOk,
-    CodeOutcome,
-    CodeOutOfMemory,
-    CodeRaised,
-    CodeRefused,
-    CodeRequested,
-    CodeTimedOut,
-    ExecutorJoined,
-    ExecutorLeft,
-    LeaseGranted,
-    LeasePaused,
-    Output,
-    ProtocolError,
-    RunStarted,
-    SessionRestored,
-    TrajectoryFailed,
-)
+from asterism.bus import messages as msg
 from asterism.policies.decider import Send
 from asterism.policies.rollout.call_transitions import keeps_effects
 from asterism.policies.rollout.executor_placement import ExecutorPlacement
@@ -37,7 +13,7 @@ from tests.fakes import ANSWER, CALL, generated, rules, start_group
 class Process:
     """A rollout process, with trajectories that generate given texts."""
 
-    def __init__(self, trajectories: int, *joined: ExecutorJoined) -> None:
+    def __init__(self, trajectories: int, *joined: msg.ExecutorJoined) -> None:
         self.rollout = Rollout({"": rules()})
         self.decide(start_group(trajectories, 0))
         for number in range(trajectories):
@@ -45,7 +21,7 @@ class Process:
         for event in joined:
             self.decide(event)
 
-    def decide(self, event: AnyMessage) -> list[Send]:
+    def decide(self, event: msg.AnyMessage) -> list[Send]:
         return list(self.rollout.decide(0.0, event))
 
     def generate(self, trajectory_id: int, text: str) -> list[Send]:
@@ -54,39 +30,39 @@ class Process:
 
     def grant(self, trajectory_id: int) -> None:
         lease = self.rollout.trajectories[trajectory_id].lease + 1
-        self.decide(LeaseGranted(trajectory_id, "generator-0", 10_000, lease, 0.0, "room"))
+        self.decide(msg.LeaseGranted(trajectory_id, "generator-0", 10_000, lease, 0.0, "room"))
 
     def answer(self, trajectory_id: int, call: int, executor: str) -> list[Send]:
-        effects = self.decide(CodeFinished(trajectory_id, call, CodeOk(Output()), 0.1, executor))
+        effects = self.decide(msg.CodeFinished(trajectory_id, call, msg.CodeOk(msg.Output()), 0.1, executor))
         self.grant(trajectory_id)
         return effects
 
 
 def receivers(effects: list[Send]) -> list[str]:
-    return [send.to for send in effects if isinstance(send.message, CodeRequested | AnswerSubmitted)]
+    return [send.to for send in effects if isinstance(send.message, msg.CodeRequested | msg.AnswerSubmitted)]
 
 
 def test_a_trajectory_is_placed_on_the_executor_with_the_fewest_calls_per_slot() -> None:
-    process = Process(6, ExecutorJoined("b", 1), ExecutorJoined("a", 1), ExecutorJoined("c", 2))
+    process = Process(6, msg.ExecutorJoined("b", 1), msg.ExecutorJoined("a", 1), msg.ExecutorJoined("c", 2))
     placed = [receivers(process.generate(number, CALL)) for number in range(6)]
     assert placed == [["a"], ["b"], ["c"], ["c"], ["a"], ["b"]]
 
 
 def test_an_executor_that_fails_every_call_does_not_receive_more_calls() -> None:
-    process = Process(12, ExecutorJoined("broken", 1), ExecutorJoined("sound", 1))
+    process = Process(12, msg.ExecutorJoined("broken", 1), msg.ExecutorJoined("sound", 1))
     placed: list[str] = []
     for number in range(12):
         (executor,) = receivers(process.generate(number, CALL))
         placed.append(executor)
         if executor == "broken":
-            process.decide(CallFailed(number, 0, "sandbox: no container", executor))
+            process.decide(msg.CallFailed(number, 0, "sandbox: no container", executor))
     assert placed.count("broken") <= 4
     process.answer(placed.index("broken"), 0, "broken")  # fails the retry
     assert process.rollout.placement.loads["broken"].failures == 0
 
 
 def test_a_trajectory_stays_with_its_notebook() -> None:
-    process = Process(3, ExecutorJoined("a", 1), ExecutorJoined("b", 9))
+    process = Process(3, msg.ExecutorJoined("a", 1), msg.ExecutorJoined("b", 9))
     assert receivers(process.generate(0, CALL)) == ["a"]
     process.answer(0, 0, "a")
     assert receivers(process.generate(1, CALL)) == ["a"]  # executor a has no open calls, and is first by name
@@ -99,81 +75,81 @@ def test_a_trajectory_stays_with_its_notebook() -> None:
 def test_calls_wait_in_order_for_an_executor() -> None:
     process = Process(3)
     assert receivers(process.generate(2, CALL) + process.generate(0, ANSWER) + process.generate(1, CALL)) == []
-    joined = process.decide(ExecutorJoined("a", 1))
-    asked = [send.message for send in joined if isinstance(send.message, CodeRequested | AnswerSubmitted)]
+    joined = process.decide(msg.ExecutorJoined("a", 1))
+    asked = [send.message for send in joined if isinstance(send.message, msg.CodeRequested | msg.AnswerSubmitted)]
     assert [request.trajectory_id for request in asked] == [2, 0, 1]
-    assert joined[-1] == Send("launcher", CallsRescheduled("a", sent=3, waiting=0, lost=0))
+    assert joined[-1] == Send("launcher", msg.CallsRescheduled("a", sent=3, waiting=0, lost=0))
 
 
 def test_the_least_busy_executors_receive_the_open_calls_of_a_departed_executor() -> None:
-    process = Process(6, ExecutorJoined("a", 1))
+    process = Process(6, msg.ExecutorJoined("a", 1))
     for number in range(4):
         process.generate(number, CALL)
-    process.decide(ExecutorJoined("b", 1))
-    process.decide(ExecutorJoined("c", 1))
+    process.decide(msg.ExecutorJoined("b", 1))
+    process.decide(msg.ExecutorJoined("c", 1))
     process.generate(4, CALL)  # placed on executor b
-    left = process.decide(ExecutorLeft("a", "a ended with exit code -9"))
+    left = process.decide(msg.ExecutorLeft("a", "a ended with exit code -9"))
     assert receivers(left) == ["c", "b", "c", "b"]
-    assert left[-1] == Send("launcher", CallsRescheduled("a", sent=4, waiting=0, lost=0))
+    assert left[-1] == Send("launcher", msg.CallsRescheduled("a", sent=4, waiting=0, lost=0))
     assert {name: load.open_calls for name, load in process.rollout.placement.loads.items()} == {"b": 3, "c": 2}
 
 
 def test_a_retried_call_fails_with_its_executor_and_is_reported() -> None:
-    process = Process(1, ExecutorJoined("a", 1), ExecutorJoined("b", 1))
+    process = Process(1, msg.ExecutorJoined("a", 1), msg.ExecutorJoined("b", 1))
     process.generate(0, CALL)
-    process.decide(ExecutorLeft("a", "a ended with exit code -9"))
-    left = process.decide(ExecutorLeft("b", "b ended with exit code -9"))
-    failed = [send.message for send in left if isinstance(send.message, TrajectoryFailed)]
-    assert failed == [TrajectoryFailed(0, 0, "executor left: b ended with exit code -9")]
-    assert left[-1] == Send("launcher", CallsRescheduled("b", sent=0, waiting=0, lost=1))
+    process.decide(msg.ExecutorLeft("a", "a ended with exit code -9"))
+    left = process.decide(msg.ExecutorLeft("b", "b ended with exit code -9"))
+    failed = [send.message for send in left if isinstance(send.message, msg.TrajectoryFailed)]
+    assert failed == [msg.TrajectoryFailed(0, 0, "executor left: b ended with exit code -9")]
+    assert left[-1] == Send("launcher", msg.CallsRescheduled("b", sent=0, waiting=0, lost=1))
     assert not process.rollout.trajectories
 
 
 def test_the_notebook_is_restored_once_before_the_next_call() -> None:
-    process = Process(1, ExecutorJoined("a", 1), ExecutorJoined("b", 1))
-    (first,) = [send.message for send in process.generate(0, CALL) if isinstance(send.message, CodeRequested)]
+    process = Process(1, msg.ExecutorJoined("a", 1), msg.ExecutorJoined("b", 1))
+    (first,) = [send.message for send in process.generate(0, CALL) if isinstance(send.message, msg.CodeRequested)]
     process.answer(0, 0, "a")
-    assert process.decide(ExecutorLeft("a", "gone")) == []
+    assert process.decide(msg.ExecutorLeft("a", "gone")) == []
     asked = process.generate(0, CALL)
-    assert [type(send.message) for send in asked] == [LeasePaused, SessionRestored, CodeRequested]
-    assert asked[1] == Send("b", SessionRestored(0, (first,)))
+    assert [type(send.message) for send in asked] == [msg.LeasePaused, msg.SessionRestored, msg.CodeRequested]
+    assert asked[1] == Send("b", msg.SessionRestored(0, (first,)))
     process.answer(0, 1, "b")
-    assert [type(send.message) for send in process.generate(0, CALL)] == [CodeRequested, LeasePaused]
+    assert [type(send.message) for send in process.generate(0, CALL)] == [msg.CodeRequested, msg.LeasePaused]
 
 
 @pytest.mark.parametrize(
     ("outcome", "kept"),
     [
-        (CodeOk(Output()), True),
-        (CodeRaised(Output(), "E", "E"), True),
-        (CodeOutOfMemory(Output(), 512), True),
-        (CodeTimedOut(Output(), 4.0), False),
-        (CodeCrashed(Output(), -9), False),
-        (CodeRefused("too long"), False),
+        (msg.CodeOk(msg.Output()), True),
+        (msg.CodeRaised(msg.Output(), "E", "E"), True),
+        (msg.CodeOutOfMemory(msg.Output(), 512), True),
+        (msg.CodeTimedOut(msg.Output(), 4.0), False),
+        (msg.CodeCrashed(msg.Output(), -9), False),
+        (msg.CodeRefused("too long"), False),
     ],
 )
-def test_a_notebook_keeps_cells_that_its_process_survived(outcome: CodeOutcome, kept: bool) -> None:
+def test_a_notebook_keeps_cells_that_its_process_survived(outcome: msg.CodeOutcome, kept: bool) -> None:
     assert keeps_effects(outcome) == kept
 
 
 def test_a_restarted_run_has_no_executors() -> None:
-    process = Process(1, ExecutorJoined("a", 1))
-    process.decide(RunStarted(0, BufferCursor()))
+    process = Process(1, msg.ExecutorJoined("a", 1))
+    process.decide(msg.RunStarted(0, msg.BufferCursor()))
     assert process.rollout.placement.find_least_busy() is None
-    assert process.decide(ExecutorJoined("a", 1)) == []
+    assert process.decide(msg.ExecutorJoined("a", 1)) == []
 
 
 def test_an_executor_joins_once_and_leaves_once() -> None:
     placement = ExecutorPlacement()
-    with pytest.raises(ProtocolError, match="never joined"):
+    with pytest.raises(msg.ProtocolError, match="never joined"):
         placement.remove_executor("a")
-    placement.add_executor(ExecutorJoined("a", 1))
-    with pytest.raises(ProtocolError, match="joined twice"):
-        placement.add_executor(ExecutorJoined("a", 1))
-    with pytest.raises(ProtocolError, match="offers 0 slots"):
-        placement.add_executor(ExecutorJoined("b", 0))
+    placement.add_executor(msg.ExecutorJoined("a", 1))
+    with pytest.raises(msg.ProtocolError, match="joined twice"):
+        placement.add_executor(msg.ExecutorJoined("a", 1))
+    with pytest.raises(msg.ProtocolError, match="offers 0 slots"):
+        placement.add_executor(msg.ExecutorJoined("b", 0))
     placement.remove_executor("a")
-    for again in (lambda: placement.remove_executor("a"), lambda: placement.add_executor(ExecutorJoined("a", 1))):
-        with pytest.raises(ProtocolError):
+    for again in (lambda: placement.remove_executor("a"), lambda: placement.add_executor(msg.ExecutorJoined("a", 1))):
+        with pytest.raises(msg.ProtocolError):
             again()
     assert placement.loads == {}

@@ -10,34 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from msgspec.structs import replace
 
-from asterism.bus.messages import (
-    AnswerGraded,
-    AnswerSubmitted,
-    AnyMessage,
-    CallFailed,
-    CodeFinished,
-    CodeOk,
-    CodeRaised,
-    CodeRequested,
-    CodeTimedOut,
-    EngineLeft,
-    ExecutorJoined,
-    ExecutorLeft,
-    GroupAborted,
-    LeaseGranted,
-    LeaseReleased,
-    LeaseRequested,
-    Output,
-    ProtocolError,
-    SessionEnded,
-    SessionRestored,
-    StartGroup,
-    TrajectoryFailed,
-    TrajectoryFinished,
-    TurnFailed,
-    TurnGenerated,
-    TurnRequested,
-)
+from asterism.bus import messages as msg
 from asterism.policies.decider import Send
 from asterism.policies.rollout.rollout import Rollout
 from tests.fakes import ANSWER, CALL, PROMPT, generated, rules, start_group
@@ -45,7 +18,7 @@ from tests.fakes import ANSWER, CALL, PROMPT, generated, rules, start_group
 SAYINGS = (CALL, ANSWER, "nothing", "<tool_call>{</tool_call>", CALL + CALL, "")
 
 
-def group(size: int = 2, first: int = 0, group_id: int = 0) -> StartGroup:
+def group(size: int = 2, first: int = 0, group_id: int = 0) -> msg.StartGroup:
     return start_group(size, first, group_id=group_id)
 
 
@@ -72,17 +45,21 @@ class TrajectoryMachine(RuleBasedStateMachine):
         self.leases: dict[int, int] = {}  # number of the last lease request, by trajectory
         self.released: set[int] = set()
         self.scores: dict[int, tuple[float, dict[str, float]]] = {}
-        self.grants: dict[int, LeaseGranted] = {}  # last grant, by trajectory
+        self.grants: dict[int, msg.LeaseGranted] = {}  # last grant, by trajectory
         self.engines = {"generator-0": 1, "generator-1": 1}  # current incarnations, by engine
-        self.delivered: list[TurnGenerated | TurnFailed | LeaseGranted] = []  # candidates for duplicate delivery
+        self.delivered: list[
+            msg.TurnGenerated | msg.TurnFailed | msg.LeaseGranted
+        ] = []  # candidates for duplicate delivery
         self._decide(replace(group(size=3), row=self.row))
         self.an_executor_joins(1)
 
-    def _decide(self, event: AnyMessage) -> None:
+    def _decide(self, event: msg.AnyMessage) -> None:
         self.now += 1.0
         for effect in self.rollout.decide(self.now, event):
             self._take(effect)
-        load = Counter(send.to for send in self.open if isinstance(send.message, CodeRequested | AnswerSubmitted))
+        load = Counter(
+            send.to for send in self.open if isinstance(send.message, msg.CodeRequested | msg.AnswerSubmitted)
+        )
         assert {name: each.open_calls for name, each in self.rollout.placement.loads.items()} == {
             name: load[name] for name in self.executors
         }
@@ -90,13 +67,13 @@ class TrajectoryMachine(RuleBasedStateMachine):
     def _take(self, effect: Send) -> None:
         to, message = effect.to, effect.message
         match message:
-            case LeaseRequested(trajectory_id=tid):
+            case msg.LeaseRequested(trajectory_id=tid):
                 assert message.lease == self.leases.get(tid, 0) + 1
                 assert tid not in self.released
                 assert message.tokens + message.max_new_tokens == message.prompt_tokens + 300
                 self.leases[tid] = message.lease
                 self.open.append(effect)
-            case TurnRequested(trajectory_id=tid):
+            case msg.TurnRequested(trajectory_id=tid):
                 grant = self.grants[tid]
                 assert message.token_ids.startswith(self.sent.get(tid, PROMPT))
                 assert (to, message.incarnation, message.lease) == (grant.engine, grant.incarnation, grant.lease)
@@ -104,26 +81,26 @@ class TrajectoryMachine(RuleBasedStateMachine):
                 assert 0 < message.max_new_tokens <= grant.tokens - len(message.token_ids) // 4
                 self.sent[tid] = message.token_ids
                 self.open.append(effect)
-            case CodeRequested() | AnswerSubmitted():
+            case msg.CodeRequested() | msg.AnswerSubmitted():
                 assert to in self.executors
-                if isinstance(message, AnswerSubmitted):
+                if isinstance(message, msg.AnswerSubmitted):
                     self._check_submission(message)
                 assert not [send for send in self.open if send.message == message]
                 self.open.append(effect)
-                if isinstance(message, CodeRequested) and message.tool == "jupyter_code":
+                if isinstance(message, msg.CodeRequested) and message.tool == "jupyter_code":
                     assert self.notebooks[to, message.trajectory_id] == self.cells[message.trajectory_id]
-            case SessionRestored(trajectory_id=tid):
+            case msg.SessionRestored(trajectory_id=tid):
                 assert not self.notebooks[to, tid]
                 self.notebooks[to, tid] = [cell.call for cell in message.cells]
-            case SessionEnded(trajectory_id=tid):
+            case msg.SessionEnded(trajectory_id=tid):
                 self._give_up(lambda send: send.to == to and send.message.trajectory_id == tid)  # pyright: ignore
-            case LeaseReleased(trajectory_id=tid) if to == "head/arbiter":
+            case msg.LeaseReleased(trajectory_id=tid) if to == "head/arbiter":
                 assert tid not in self.released
                 self.released.add(tid)
-            case TrajectoryFinished() | TrajectoryFailed():
+            case msg.TrajectoryFinished() | msg.TrajectoryFailed():
                 assert message.trajectory_id not in self.ended
                 self.ended.append(message.trajectory_id)
-                if isinstance(message, TrajectoryFinished):
+                if isinstance(message, msg.TrajectoryFinished):
                     self._check_record(message)
             case _:
                 pass
@@ -132,7 +109,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
         self.late += [send for send in self.open if chosen(send)]
         self.open = [send for send in self.open if not chosen(send)]
 
-    def _check_submission(self, submission: AnswerSubmitted) -> None:
+    def _check_submission(self, submission: msg.AnswerSubmitted) -> None:
         """Check a submission. With a row, trajectories without an answer are also scored, on all their tokens."""
         read = submission.reward_input
         assert (read is not None) == bool(self.row)
@@ -141,7 +118,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
             assert read.token_ids.startswith(self.sent[submission.trajectory_id])
             assert len(read.token_ids) == 4 * len(read.loss_mask)
 
-    def _check_record(self, finished: TrajectoryFinished) -> None:
+    def _check_record(self, finished: msg.TrajectoryFinished) -> None:
         count = len(finished.record.loss_mask)
         assert (
             len(finished.record.token_ids)
@@ -178,17 +155,17 @@ class TrajectoryMachine(RuleBasedStateMachine):
         to, request = asked.to, asked.message
         tid = request.trajectory_id  # pyright: ignore[reportAttributeAccessIssue]
         match request:
-            case LeaseRequested(tokens=tokens, lease=lease):
+            case msg.LeaseRequested(tokens=tokens, lease=lease):
                 engine = f"generator-{luck % 2}"
                 life = self.engines[engine] - (luck < 4)  # EngineLeft may not have reached the arbiter
-                grant = LeaseGranted(tid, engine, tokens + new_tokens, lease, 1.0, "room", max(1, life))
+                grant = msg.LeaseGranted(tid, engine, tokens + new_tokens, lease, 1.0, "room", max(1, life))
                 self.grants[tid] = grant
                 self.delivered.append(grant)
                 self._decide(grant)
-            case TurnRequested(turn=turn, lease=lease) if luck == 0:
-                self.delivered.append(TurnFailed(tid, turn, lease, "engine: gone"))
+            case msg.TurnRequested(turn=turn, lease=lease) if luck == 0:
+                self.delivered.append(msg.TurnFailed(tid, turn, lease, "engine: gone"))
                 self._decide(self.delivered[-1])
-            case TurnRequested(turn=turn, lease=lease):
+            case msg.TurnRequested(turn=turn, lease=lease):
                 budget = request.max_new_tokens
                 finish = "length" if cut or len(saying) >= budget else "stop"
                 finish = "abort" if luck == 1 else finish
@@ -197,28 +174,28 @@ class TrajectoryMachine(RuleBasedStateMachine):
                 self.sent[tid] += said.token_ids
                 self.delivered.append(said)
                 self._decide(said)
-            case CodeRequested(call=call) if luck == 0:
-                self._decide(CallFailed(tid, call, "sandbox: gone", to))
-            case CodeRequested(call=call):
-                outcome = CodeRaised(Output(), "E", "error") if luck < 4 else CodeOk(Output("2"))
-                outcome = CodeTimedOut(Output(), 4.0) if luck == 1 else outcome
+            case msg.CodeRequested(call=call) if luck == 0:
+                self._decide(msg.CallFailed(tid, call, "sandbox: gone", to))
+            case msg.CodeRequested(call=call):
+                outcome = msg.CodeRaised(msg.Output(), "E", "error") if luck < 4 else msg.CodeOk(msg.Output("2"))
+                outcome = msg.CodeTimedOut(msg.Output(), 4.0) if luck == 1 else outcome
                 if luck != 1:
                     self.cells[tid].append(call)
                     self.notebooks[to, tid].append(call)
-                self._decide(CodeFinished(tid, call, outcome, 0.1, to))
-            case AnswerSubmitted() if luck == 0:
-                self._decide(CallFailed(tid, -1, "grader: gone", to))
+                self._decide(msg.CodeFinished(tid, call, outcome, 0.1, to))
+            case msg.AnswerSubmitted() if luck == 0:
+                self._decide(msg.CallFailed(tid, -1, "grader: gone", to))
             case _:
                 self.scores[tid] = luck / 4 - 1, {"some": luck / 4}
                 reward, components = self.scores[tid] if self.row else (float(luck > 4), {})
-                self._decide(AnswerGraded(tid, reward, 0.1, to, components))
+                self._decide(msg.AnswerGraded(tid, reward, 0.1, to, components))
 
     @precondition(lambda self: len(self.executors) < 3)
     @rule(slots=st.integers(1, 4))
     def an_executor_joins(self, slots: int) -> None:
         self.num_executors += 1
         self.executors.append(f"executor-0/{self.num_executors}")
-        self._decide(ExecutorJoined(self.executors[-1], slots))
+        self._decide(msg.ExecutorJoined(self.executors[-1], slots))
         assert not self.rollout.waiting_for_executor
 
     @precondition(lambda self: self.executors)
@@ -226,22 +203,22 @@ class TrajectoryMachine(RuleBasedStateMachine):
     def an_executor_leaves(self, which: int) -> None:
         name = self.executors.pop(which % len(self.executors))
         self._give_up(lambda send: send.to == name)
-        self._decide(ExecutorLeft(name, "gone"))
+        self._decide(msg.ExecutorLeft(name, "gone"))
         assert not self.rollout.waiting_for_executor or not self.executors
 
     @rule(name=st.sampled_from(["generator-0", "generator-1"]))
     def an_engine_leaves_and_rejoins(self, name: str) -> None:
         """The turns on the engine are retried or fail; other trajectories are unaffected."""
         life, before = self.engines[name], dict(self.rollout.trajectories)
-        lost = [send.message for send in self.open if send.to == name and isinstance(send.message, TurnRequested)]
+        lost = [send.message for send in self.open if send.to == name and isinstance(send.message, msg.TurnRequested)]
         self.engines[name] += 1
         self.open = [send for send in self.open if send.to != name]
         self.delivered += [generated(each.trajectory_id, each.turn, "late", lease=each.lease) for each in lost]
-        self._decide(EngineLeft(name, "gone", life))
+        self._decide(msg.EngineLeft(name, "gone", life))
         changed = {tid for tid, each in before.items() if self.rollout.trajectories.get(tid) != each}
         assert changed == {each.trajectory_id for each in lost}
-        with pytest.raises(ProtocolError, match="had already left"):
-            self.rollout.decide(self.now, EngineLeft(name, "gone", life))
+        with pytest.raises(msg.ProtocolError, match="had already left"):
+            self.rollout.decide(self.now, msg.EngineLeft(name, "gone", life))
 
     @precondition(lambda self: self.late)
     @rule(which=st.integers(0, 100), graded=st.booleans())
@@ -250,10 +227,10 @@ class TrajectoryMachine(RuleBasedStateMachine):
         to, request = asked.to, asked.message
         before = dict(self.rollout.trajectories)
         match request:
-            case CodeRequested(trajectory_id=tid, call=call):
-                answer = CodeFinished(tid, call, CodeOk(Output("late")), 0.1, to)
-            case AnswerSubmitted(trajectory_id=tid):
-                answer = AnswerGraded(tid, float(graded), 0.1, to)
+            case msg.CodeRequested(trajectory_id=tid, call=call):
+                answer = msg.CodeFinished(tid, call, msg.CodeOk(msg.Output("late")), 0.1, to)
+            case msg.AnswerSubmitted(trajectory_id=tid):
+                answer = msg.AnswerGraded(tid, float(graded), 0.1, to)
             case _:
                 raise AssertionError(request)
         assert list(self.rollout.decide(self.now, answer)) == []
@@ -263,7 +240,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 100))
     def duplicates_are_refused(self, which: int) -> None:
         before = dict(self.rollout.trajectories)
-        with pytest.raises(ProtocolError):
+        with pytest.raises(msg.ProtocolError):
             self.rollout.decide(self.now, self.delivered[which % len(self.delivered)])
         assert self.rollout.trajectories == before
 
@@ -273,19 +250,19 @@ class TrajectoryMachine(RuleBasedStateMachine):
         waited = {type(send.message) for send in self.open if send.message.trajectory_id == tid}  # pyright: ignore[reportAttributeAccessIssue]
         live = self.rollout.trajectories.get(tid)
         executor = live.executor if live is not None else "executor-0/1"
-        forbidden: list[tuple[type, AnyMessage]] = [
-            (LeaseRequested, LeaseGranted(tid, "generator-0", 1000, self.leases.get(tid, 0) + 1, 0.0, "room")),
-            (TurnRequested, generated(tid, 0, "x")),
-            (CodeRequested, CodeFinished(tid, 0, CodeOk(Output()), 0.0, executor)),
-            (AnswerSubmitted, AnswerGraded(tid, 1.0, 0.0, executor)),
-            (TurnRequested, TurnFailed(tid, 99, 1, "x")),
+        forbidden: list[tuple[type, msg.AnyMessage]] = [
+            (msg.LeaseRequested, msg.LeaseGranted(tid, "generator-0", 1000, self.leases.get(tid, 0) + 1, 0.0, "room")),
+            (msg.TurnRequested, generated(tid, 0, "x")),
+            (msg.CodeRequested, msg.CodeFinished(tid, 0, msg.CodeOk(msg.Output()), 0.0, executor)),
+            (msg.AnswerSubmitted, msg.AnswerGraded(tid, 1.0, 0.0, executor)),
+            (msg.TurnRequested, msg.TurnFailed(tid, 99, 1, "x")),
         ]
         expected_by, event = forbidden[kind]
-        is_late = tid in self.ended and expected_by in (CodeRequested, AnswerSubmitted)
+        is_late = tid in self.ended and expected_by in (msg.CodeRequested, msg.AnswerSubmitted)
         if expected_by in waited or is_late or (live is not None and tid in self.rollout.waiting_for_executor):
             return
         before = dict(self.rollout.trajectories)
-        with pytest.raises(ProtocolError):
+        with pytest.raises(msg.ProtocolError):
             self.rollout.decide(self.now, event)
         assert self.rollout.trajectories == before
 
@@ -313,11 +290,11 @@ TestTrajectoryMachine.settings = settings(stateful_step_count=40)
 
 def test_a_group_cannot_be_started_twice_nor_after_it_has_ended() -> None:
     rollout = start_rollout()
-    with pytest.raises(ProtocolError, match="already started"):
+    with pytest.raises(msg.ProtocolError, match="already started"):
         rollout.decide(0.0, group())
-    rollout.decide(0.0, GroupAborted(0, 0, 2, "not needed"))
+    rollout.decide(0.0, msg.GroupAborted(0, 0, 2, "not needed"))
     assert not rollout.trajectories
-    with pytest.raises(ProtocolError, match="already started"):
+    with pytest.raises(msg.ProtocolError, match="already started"):
         rollout.decide(0.0, group())
     assert not rollout.trajectories
     rollout.decide(0.0, group(first=2, group_id=1))
@@ -330,16 +307,16 @@ def start_rollout(size: int = 2) -> Rollout:
     return rollout
 
 
-def granted(tid: int, lease: int, engine: str = "generator-0", life: int = 1) -> LeaseGranted:
-    return LeaseGranted(tid, engine, 1000, lease, 0.0, "room", life)
+def granted(tid: int, lease: int, engine: str = "generator-0", life: int = 1) -> msg.LeaseGranted:
+    return msg.LeaseGranted(tid, engine, 1000, lease, 0.0, "room", life)
 
 
 def test_a_turn_fails_when_a_second_engine_leaves() -> None:
     rollout = start_rollout(size=1)
     for lease, name in enumerate(("generator-0", "generator-1"), 1):
         rollout.decide(0.0, granted(0, lease, name))
-        effects = rollout.decide(1.0, EngineLeft(name, f"{name} was killed"))
-    assert effects[-1].message == TrajectoryFailed(0, 0, "engine left: generator-1 was killed")
+        effects = rollout.decide(1.0, msg.EngineLeft(name, f"{name} was killed"))
+    assert effects[-1].message == msg.TrajectoryFailed(0, 0, "engine left: generator-1 was killed")
     assert not rollout.trajectories
 
 

@@ -164,12 +164,7 @@ def _finish(scanner: Scanner, value: Value) -> Value | None:
         return None
     rest = scanner.text[scanner.place :].replace("( ", "(")
     for opening, closing in (
-        ("\\pmod", ""),
-        ("\\bmod", ""),
-        ("\\mod", ""),
-        ("(mod ", ")"),
-        ("(\\mod", ")"),
-        ("(\\bmod", ")"),
+        *(("\\pmod", ""), ("\\bmod", ""), ("\\mod", ""), ("(mod ", ")"), ("(\\mod", ")"), ("(\\bmod", ")")),
         ("mod ", ""),
     ):
         if rest.startswith(opening) and rest.endswith(closing):

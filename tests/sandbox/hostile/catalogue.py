@@ -15,16 +15,7 @@ from tests.sandbox.hostile.system_calls import SYSTEM_CALLS
 HOSTILE: dict[str, Hostile] = {
     hostile.name: hostile
     for part in (
-        SIGNALS,
-        PROCESSES,
-        MEMORY,
-        FILES,
-        SNOOPING,
-        SYSTEM_CALLS,
-        DESCRIPTORS,
-        OUTPUTS,
-        INTERPRETER,
-        TEXTS,
+        *(SIGNALS, PROCESSES, MEMORY, FILES, SNOOPING, SYSTEM_CALLS, DESCRIPTORS, OUTPUTS, INTERPRETER, TEXTS),
         HARNESS,
     )
     for hostile in part

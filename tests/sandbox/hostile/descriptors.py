@@ -190,9 +190,5 @@ DESCRIPTORS = [
         raised("ValueError: I/O operation on closed file"),
         as_cell=(raised("ValueError: I/O operation on closed file"),),
     ),
-    hostile(
-        "closes its output's descriptor",
-        "import os\nos.close(1)\nprint('x')",
-        raised("OSError: [Errno 9]"),
-    ),
+    hostile("closes its output's descriptor", "import os\nos.close(1)\nprint('x')", raised("OSError: [Errno 9]")),
 ]

@@ -273,21 +273,13 @@ TEXTS = [  # any outcome is allowed if no other call is harmed
     *[
         hostile(f"is {name} nested deep", opening * 100_000 + "1", *any_outcome())
         for name, opening in {
-            "parentheses": "(",
-            "lists": "[",
-            "signs": "-",
-            "negations": "not ",
-            "functions": "lambda:",
+            **{"parentheses": "(", "lists": "[", "signs": "-", "negations": "not ", "functions": "lambda:"},
         }.items()
     ],
     *[
         hostile(f"is {name} nested deep, with numpy", "import numpy\n" + opening * 8000 + "1", *any_outcome())
         for name, opening in {
-            "parentheses": "(",
-            "signs": "-",
-            "conditions": "1 if ",
-            "calls": "f(",
-            "sums": "1+",
+            **{"parentheses": "(", "signs": "-", "conditions": "1 if ", "calls": "f(", "sums": "1+"},
         }.items()
     ],
     hostile("is a chain of conditions", "if 0: pass\n" + "elif 0: pass\n" * 60_000, *any_outcome()),

@@ -124,11 +124,7 @@ async def test_closing_ends_although_the_server_sends_messages_forever() -> None
 @pytest.mark.parametrize(
     ("status", "headers"),
     [
-        (200, {}),
-        (404, {}),
-        (304, {}),
-        (200, {"content-encoding": "identity"}),
-        (200, {"content-encoding": ""}),
+        *((200, {}), (404, {}), (304, {}), (200, {"content-encoding": "identity"}), (200, {"content-encoding": ""})),
         (101, {}),
     ],
 )

@@ -58,11 +58,7 @@ def test_an_inspection_reads_rows_with_questions_and_dialogues_as_both(tmp_path:
 
 @pytest.mark.parametrize(
     ("encoding", "described"),
-    [
-        ("utf-8", "UTF-8"),
-        ("utf-8-sig", "UTF-8 with a byte order mark"),
-        ("utf-16", "UTF-16-LE with a byte order mark"),
-    ],
+    [("utf-8", "UTF-8"), ("utf-8-sig", "UTF-8 with a byte order mark"), ("utf-16", "UTF-16-LE with a byte order mark")],
 )
 def test_the_encoding_is_reported(tmp_path: Path, encoding: str, described: str) -> None:
     path = tmp_path / "rows.jsonl"

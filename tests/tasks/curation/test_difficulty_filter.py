@@ -67,13 +67,8 @@ def read_answers(path: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("condition", "answers"),
     [
-        ("solved < rollouts", [2, 3]),
-        ("solved == rollouts", [1, 4]),
-        ("0 < rate < 1", [2]),
-        ("spread > 0", [2]),
-        ("reward <= 0.25 and best == 1", [2]),
-        ("failed > 0", [4]),
-        ("rollouts == 4", [1, 2, 3]),
+        *(("solved < rollouts", [2, 3]), ("solved == rollouts", [1, 4]), ("0 < rate < 1", [2]), ("spread > 0", [2])),
+        *(("reward <= 0.25 and best == 1", [2]), ("failed > 0", [4]), ("rollouts == 4", [1, 2, 3])),
         ("solved < 1 or failed == 2", [3, 4]),
         ("tokens == 100 and truncated == 0", [1, 2, 3, 4]),
     ],

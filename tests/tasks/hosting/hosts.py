@@ -11,14 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from asterism.bus.messages import (
-    OPENING_CALL,
-    AnswerSubmitted,
-    EnvironmentCalled,
-    EnvironmentOutcome,
-    EnvironmentRaised,
-    Observation,
-)
+from asterism.bus import messages as msg
 from asterism.tasks.hosting.host_pool import HostPool
 from asterism.tasks.hosting.host_process import HostCommand, HostFailure, RunProgramFunction
 from asterism.tasks.hosting.loaded_task import LoadedTask
@@ -62,29 +55,29 @@ class Host:
 
     async def open(self, trajectory_id: int = 0, /, **row: Any) -> str:
         """Open a new instance, and return its first observation."""
-        request = EnvironmentCalled(trajectory_id, OPENING_CALL, "t", "", msgspec.json.encode(row))
+        request = msg.EnvironmentCalled(trajectory_id, msg.OPENING_CALL, "t", "", msgspec.json.encode(row))
         outcome = (await self.pool.call(request)).outcome
-        assert isinstance(outcome, Observation)
+        assert isinstance(outcome, msg.Observation)
         return outcome.content
 
-    async def call(self, method: str, trajectory_id: int = 0, /, **arguments: Any) -> EnvironmentOutcome:
-        request = EnvironmentCalled(trajectory_id, 0, "t", method, msgspec.json.encode(arguments))
+    async def call(self, method: str, trajectory_id: int = 0, /, **arguments: Any) -> msg.EnvironmentOutcome:
+        request = msg.EnvironmentCalled(trajectory_id, 0, "t", method, msgspec.json.encode(arguments))
         return (await self.pool.call(request)).outcome
 
     async def read(self, method: str, trajectory_id: int = 0, /, **arguments: Any) -> str:
         """Make a call, and return the text for the model: an observation, or an error."""
         outcome = await self.call(method, trajectory_id, **arguments)
-        assert isinstance(outcome, Observation | EnvironmentRaised), outcome
-        return outcome.content if isinstance(outcome, Observation) else outcome.error
+        assert isinstance(outcome, msg.Observation | msg.EnvironmentRaised), outcome
+        return outcome.content if isinstance(outcome, msg.Observation) else outcome.error
 
-    async def step(self, content: str, trajectory_id: int = 0) -> Observation:
+    async def step(self, content: str, trajectory_id: int = 0) -> msg.Observation:
         outcome = await self.call("step", trajectory_id, role="assistant", content=content)
-        assert isinstance(outcome, Observation)
+        assert isinstance(outcome, msg.Observation)
         return outcome
 
     async def score(self, trajectory_id: int = 0) -> dict[str, float]:
         """Return the components of `get_reward`."""
-        return (await self.pool.score(AnswerSubmitted(trajectory_id, "", "", None, "t"))).environment
+        return (await self.pool.score(msg.AnswerSubmitted(trajectory_id, "", "", None, "t"))).environment
 
 
 @asynccontextmanager

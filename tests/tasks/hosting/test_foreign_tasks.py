@@ -5,14 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from asterism.bus.messages import (
-    OPENING_CALL,
-    AnswerSubmitted,
-    EnvironmentCalled,
-    Observation,
-    RewardInput,
-    ids_to_bytes,
-)
+from asterism.bus import messages as msg
 from asterism.policies.tools.tool_arguments import check_arguments
 from asterism.tasks.hosting.host_pool import HostPool
 from asterism.tasks.hosting.host_process import HostCommand
@@ -71,12 +64,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def submit(trajectory_id: int, row: dict[str, object], response: str, checkpoint: Path) -> AnswerSubmitted:
+def submit(trajectory_id: int, row: dict[str, object], response: str, checkpoint: Path) -> msg.AnswerSubmitted:
     from asterism.engine.model.tokenizer import load_tokenizer
 
     ids = load_tokenizer(checkpoint).encode(response, trusted=True)
-    tokens = RewardInput("answered", msgspec.json.encode(row), 0, ids_to_bytes(ids), bytes([1]) * len(ids))
-    return AnswerSubmitted(trajectory_id, "", str(row.get("ground_truth", "")), tokens, "t")
+    tokens = msg.RewardInput("answered", msgspec.json.encode(row), 0, msg.ids_to_bytes(ids), bytes([1]) * len(ids))
+    return msg.AnswerSubmitted(trajectory_id, "", str(row.get("ground_truth", "")), tokens, "t")
 
 
 async def test_an_environment_and_a_reward_written_for_trl_run_unchanged(tmp_path: Path, checkpoint: Path) -> None:
@@ -95,12 +88,14 @@ async def test_an_environment_and_a_reward_written_for_trl_run_unchanged(tmp_pat
     try:
         for trajectory_id, steps in ((0, (3, 4)), (1, (3,))):
             row = {"question": "Go. ", "amount": 7}
-            opened = await pool.call(EnvironmentCalled(trajectory_id, OPENING_CALL, "t", "", msgspec.json.encode(row)))
-            assert opened.outcome == Observation("Go. Increment the counter by 7.")
+            opened = await pool.call(
+                msg.EnvironmentCalled(trajectory_id, msg.OPENING_CALL, "t", "", msgspec.json.encode(row))
+            )
+            assert opened.outcome == msg.Observation("Go. Increment the counter by 7.")
             for step in steps:
                 arguments = msgspec.json.encode({"step": step})
-                returned = await pool.call(EnvironmentCalled(trajectory_id, 0, "t", "increment", arguments))
-            assert returned.outcome == Observation(str(sum(steps)))
+                returned = await pool.call(msg.EnvironmentCalled(trajectory_id, 0, "t", "increment", arguments))
+            assert returned.outcome == msg.Observation(str(sum(steps)))
             scored = await pool.score(submit(trajectory_id, row, "done", checkpoint))
             assert scored.components == {"counter": float(sum(steps) == 7)}
     finally:

@@ -274,5 +274,5 @@ async def test_a_close_that_hangs_does_not_delay_the_others(tmp_path: Path) -> N
         assert await host.read("look", 1, what="door") == "door"
         assert await host.open(0, kind="", name="b") == "size 3"
     assert sorted(line for line in host.read_journal() if line.startswith("close")) == [
-        *("close a", "close b", "close close hangs"),
+        *("close a", "close b", "close close hangs")
     ]

@@ -13,14 +13,7 @@ from asterism.tasks.rewards.unit_test_programs import MAX_CALLS, UnusableTests, 
 VALUES = [
     *(None, True, False, 0, -7, 1 << 53, -(10**5000), 0.1, -0.0, math.inf, 1j, "", "\ud800\u00e9\n", b"\x00a"),
     *(
-        [],
-        [1, [2, (3, "x")]],
-        (),
-        {1, 2},
-        frozenset({(1, 2)}),
-        {},
-        {(1, 2): [3], None: {}},
-        range(1, 9, 2),
+        *([], [1, [2, (3, "x")]], (), {1, 2}, frozenset({(1, 2)}), {}, {(1, 2): [3], None: {}}, range(1, 9, 2)),
         Fraction(1, 3),
     ),
 ]

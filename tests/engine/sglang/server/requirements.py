@@ -11,22 +11,10 @@ from asterism.engine.sglang.server.compatibility import ServerRequirements
 
 def make_info(**changes: Any) -> ServerInfo:
     fields: dict[str, Any] = {
-        "version": "0.5.23",
-        "model_path": "/models/one",
-        "max_total_num_tokens": 8192,
-        "max_req_input_len": 250,
-        "context_length": 256,
-        "page_size": 16,
-        "dp_size": 1,
-        "tp_size": 1,
-        "device": "cpu",
-        "dtype": "float32",
-        "quantization": None,
-        "enable_dp_attention": False,
-        "enable_deterministic_inference": True,
-        "enable_priority_scheduling": True,
-        "disable_radix_cache": False,
-        "enable_lora": None,
+        **{"version": "0.5.23", "model_path": "/models/one", "max_total_num_tokens": 8192, "max_req_input_len": 250},
+        **{"context_length": 256, "page_size": 16, "dp_size": 1, "tp_size": 1, "device": "cpu", "dtype": "float32"},
+        **{"quantization": None, "enable_dp_attention": False, "enable_deterministic_inference": True},
+        **{"enable_priority_scheduling": True, "disable_radix_cache": False, "enable_lora": None},
         "max_lora_rank": None,
         "lora_target_modules": None,
     }

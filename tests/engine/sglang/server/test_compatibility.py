@@ -1,5 +1,6 @@
 """All problems of a server are reported together, each with the key to change."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from asterism.engine.model.lora_options import LoraOptions
 from asterism.engine.sglang.server.compatibility import ServerUnusable, check_compatibility
 from tests.engine.sglang.server.requirements import make_info, make_requirements
 from tests.engine.tiny_models import save_small_model, small_model
+from tests.golden_messages import check_golden_messages
 
 
 def find_problems(server: object, requirements: object) -> list[str]:
@@ -80,7 +82,6 @@ def test_all_problems_are_reported_together():
 
 
 LORA = LoraOptions(8, 16.0, ("q_proj", "o_proj"))
-FLAGS = "--enable-lora --max-lora-rank 8 --lora-target-modules q_proj o_proj k_proj v_proj"
 
 
 @pytest.mark.parametrize(
@@ -96,32 +97,15 @@ def test_a_server_with_enough_lora_accepts_adapters(limits: dict[str, Any]):
     check_compatibility(make_info(enable_lora=True, **limits), make_requirements()._replace(lora=LORA), "the server")
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        (
-            {"enable_lora": None},
-            f'learner.lora.publish = "adapters": the server runs without --enable-lora; start it with {FLAGS}',
-        ),
-        ({"max_lora_rank": 4}, "learner.lora.rank = 8: the server has --max-lora-rank 4"),
-        (
-            {"lora_target_modules": ["qkv_proj", "down_proj"]},
-            "learner.lora.targets = ['q_proj', 'o_proj']: the server has --lora-target-modules down_proj qkv_proj;"
-            f" start it with {FLAGS}",
-        ),
-        (
-            {"dp_size": 2},
-            'learner.lora.publish = "adapters": the server has 2 model replicas and loads no adapters;'
-            ' set learner.lora.publish = "merged"',
-        ),
-        (
-            {"enable_dp_attention": True},
-            'learner.lora.publish = "adapters": the server has --enable-dp-attention and loads no adapters;'
-            ' set learner.lora.publish = "merged"',
-        ),
-    ],
-)
-def test_a_server_that_cannot_load_the_adapters_is_refused_with_the_flag(changes: dict[str, Any], problem: str):
-    info = make_info(**{"enable_lora": True} | changes)
-    assert find_problems(info, make_requirements()._replace(lora=LORA)) == [problem]
-    check_compatibility(info, make_requirements(), "the server")  # with merged weights
+def test_a_server_that_cannot_load_the_adapters_is_refused_with_the_flag():
+    """An input is the options of the server as JSON. With merged weights the same server is accepted."""
+    accepted: list[str] = []
+
+    def check(case: str) -> None:
+        info = make_info(**{"enable_lora": True} | json.loads(case))
+        check_compatibility(info, make_requirements(), "the server")
+        accepted.append(case)
+        check_compatibility(info, make_requirements()._replace(lora=LORA), "the server")
+
+    check_golden_messages(Path(__file__).parent / "adapter_messages.txt", check, {}, ServerUnusable)
+    assert len(accepted) == 5

@@ -31,13 +31,8 @@ def test_engine_keys_become_server_flags():
     given = build_words(engine)
     assert given[:2] == ["-m", "sglang.launch_server"]
     wanted = {
-        "--model-path": "/models/one",
-        "--host": "127.0.0.1",
-        "--port": "31000",
-        "--device": "cpu",
-        "--dtype": "bfloat16",
-        "--page-size": "32",
-        "--chunked-prefill-size": "2048",
+        **{"--model-path": "/models/one", "--host": "127.0.0.1", "--port": "31000", "--device": "cpu"},
+        **{"--dtype": "bfloat16", "--page-size": "32", "--chunked-prefill-size": "2048"},
         "--max-running-requests": "64",
         "--context-length": "200",  # plus the tokens that the server reserves
         "--max-total-tokens": "992",  # whole pages

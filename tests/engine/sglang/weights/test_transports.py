@@ -38,12 +38,7 @@ pytestmark = [pytest.mark.real_clock, pytest.mark.slow]
 @pytest.mark.parametrize(("dtype", "has_paused_requests"), [(torch.float32, False), (torch.bfloat16, True)])
 @pytest.mark.parametrize("name", TRANSPORTS)
 async def test_a_server_receives_all_parameters_in_its_dtype_while_its_requests_are_paused(
-    make: Make,
-    server: FakeWeightServer,
-    tmp_path: Path,
-    name: str,
-    dtype: torch.dtype,
-    has_paused_requests: bool,
+    make: Make, server: FakeWeightServer, tmp_path: Path, name: str, dtype: torch.dtype, has_paused_requests: bool
 ) -> None:
     if has_paused_requests:
         server.handlers["/flush_cache"] = refusing(400, "Timed out waiting for idle state.")
