@@ -1,0 +1,348 @@
+"""`python -m tests.mutation.run COMMIT --label before`: runs each drawn mutation against the tests of its package.
+
+The mutations are in mutations.jsonl; tests.mutation.draw wrote them. A mutation is found again by its function and its
+lines, anywhere in the product. If the function was renamed or rewritten, `moved_to` in its line of mutations.jsonl
+replaces fields ({"function": "Pool.take", "old": "...", "new": "..."}); `gone` has the reason if the code was deleted.
+--locate only lists the mutations that are not found.
+
+The tests of a package are those below the deepest folder of tests/ that mirrors its path, test_NAME.py first; the
+fast tests run first. A mutation is caught by a test that fails with it, passes without it, and fails with it again,
+and by a timeout if the same tests pass without the mutation. Appends one line per mutation to results.jsonl, and
+continues where an earlier call with the same commit and label ended.
+"""
+
+import argparse
+import ast
+import ctypes
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FOLDER = Path(__file__).parent
+LIST, RESULTS = FOLDER / "mutations.jsonl", FOLDER / "results.jsonl"
+PRODUCT = ("bus", "engine", "actors", "sandbox", "policies", "configs", "tasks", "analysis")
+WITHOUT = "not docker and not hosts and not sglang and not bridges and not nightly"
+SELECTIONS = (f"not slow and {WITHOUT}", f"slow and {WITHOUT}")
+LIMIT_S = 240.0  # for the tests of one selection
+NO_FAILURE = (0, 5)  # exit codes of pytest: all passed, no test was selected
+FAILED = re.compile(r"^(?:FAILED|ERROR) ([^\s\[]+)", re.MULTILINE)
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class Mutation(NamedTuple):
+    """One line of the list."""
+
+    number: int
+    file: str  # at the commit of the draw
+    function: str  # qualified name of the innermost function or class; empty for a module
+    operator: str
+    old: str  # whole lines
+    occurrence: int  # of these lines in the function, from 0
+    new: str
+    moved_to: dict[str, Any] | None = None
+    gone: str = ""
+
+
+class Scope(NamedTuple):
+    """The lines of a module, class or function."""
+
+    name: str  # qualified
+    first: int  # from 0, decorators included
+    last: int
+
+
+class Place(NamedTuple):
+    """The lines that a mutation replaces."""
+
+    path: Path
+    first: int  # line, from 0
+    indent: str
+
+
+class TestRun(NamedTuple):
+    """One process of pytest."""
+
+    exit_code: int | None  # None after a timeout
+    failed: str  # the file or function of the first failed test, if pytest named one
+    seconds: float
+
+
+class Tests(NamedTuple):
+    """The tests that mirror a file."""
+
+    paths: tuple[str, ...]  # in this order
+    markers: str
+
+
+def read_mutations() -> list[Mutation]:
+    return [Mutation(**json.loads(line)) for line in LIST.read_text().splitlines()]
+
+
+def extract(commit: str, tree: Path) -> None:
+    shutil.rmtree(tree, ignore_errors=True)
+    tree.mkdir(parents=True)
+    archive = subprocess.run(["git", "archive", commit], cwd=FOLDER.parents[1], stdout=subprocess.PIPE, check=True)
+    subprocess.run(["tar", "-x", "-C", str(tree)], input=archive.stdout, check=True)
+
+
+def list_product_files(tree: Path) -> list[Path]:
+    return sorted(path for package in PRODUCT for path in (tree / package).rglob("*.py"))
+
+
+def list_scopes(text: str) -> list[Scope]:
+    """Outer scopes come before inner ones."""
+
+    def walk(node: ast.AST, prefix: str) -> Iterator[Scope]:
+        for child in ast.iter_child_nodes(node):
+            name = prefix
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                name = f"{prefix}.{child.name}".lstrip(".")
+                first = min(each.lineno for each in (child, *child.decorator_list))
+                yield Scope(name, first - 1, (child.end_lineno or 0) - 1)
+            yield from walk(child, name)
+
+    return [Scope("", 0, len(text.splitlines()) - 1), *walk(ast.parse(text), "")]
+
+
+def list_occurrences(text: str, function: str, old: str) -> list[int]:
+    """Return the first line of each occurrence of `old` in the functions with this name, at any indentation."""
+    lines, wanted = text.splitlines(), textwrap.dedent(old).splitlines()
+    first_lines = {
+        number
+        for scope in list_scopes(text)
+        if scope.name == function
+        for number in range(scope.first, scope.last + 2 - len(wanted))
+    }
+    return [
+        number
+        for number in sorted(first_lines)
+        if lines[number].strip() == wanted[0].strip()
+        and textwrap.dedent("\n".join(lines[number : number + len(wanted)])).splitlines() == wanted
+    ]
+
+
+@cache
+def read_text(path: Path) -> str:
+    return path.read_text()
+
+
+def find(tree: Path, mutation: Mutation) -> Place:
+    """Prefer the file of the list; raise LookupError unless there is exactly one place."""
+    mutation = mutation._replace(**mutation.moved_to or {})
+    paths = [path for path in list_product_files(tree) if mutation.old.strip().partition("\n")[0] in read_text(path)]
+    places: list[Place] = []
+    for path in paths:
+        found = list_occurrences(read_text(path), mutation.function, mutation.old)
+        if len(found) > mutation.occurrence:
+            line = read_text(path).splitlines()[found[mutation.occurrence]]
+            places.append(Place(path, found[mutation.occurrence], line[: len(line) - len(line.lstrip())]))
+    places = [place for place in places if place.path == tree / mutation.file] or places
+    if len(places) != 1:
+        raise LookupError(
+            f"mutation {mutation.number} of {mutation.file}, {mutation.function or 'module'}, is found in {len(places)} "
+            f"places; write moved_to or gone into its line of {LIST.name}:\n{mutation.old}"
+        )
+    return places[0]
+
+
+def apply(text: str, place: Place, mutation: Mutation) -> str:
+    mutation = mutation._replace(**mutation.moved_to or {})
+    lines, old = text.splitlines(), mutation.old.splitlines()
+    indent = len(old[0]) - len(old[0].lstrip())
+    lines[place.first : place.first + len(old)] = [
+        (place.indent + line[indent:]).rstrip() for line in mutation.new.splitlines()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_source(path: Path, text: str) -> None:
+    path.write_text(text)
+    Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)  # its time stamp has whole seconds
+
+
+def list_mirrors(tree: Path, path: Path) -> tuple[str, ...]:
+    folder = Path("tests") / path.relative_to(tree).parent
+    while not any((tree / folder).rglob("test_*.py")):
+        folder = folder.parent
+    same_name = folder / f"test_{path.stem}.py"
+    return (*([str(same_name)] if (tree / same_name).exists() else []), str(folder))
+
+
+def kill_children() -> None:
+    """Kill the processes that a test left behind: orphans become children of this process."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while pids := [int(pid) for pid in children.read_text().split()]:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+class Machine(NamedTuple):
+    """Where the tests run: a copy of a tree, and a Python."""
+
+    tree: Path
+    python: str
+    broken: set[str]  # tests that fail, or do not pass each time, without a mutation
+
+    def run(self, tests: Tests) -> TestRun:
+        """Run tests until one fails."""
+        shutil.rmtree(self.tree / ".hypothesis", ignore_errors=True)
+        command = [
+            *(self.python, "-m", "pytest", *tests.paths, "-q", "-x", "-rfE", "-m", tests.markers, "--tb=no"),
+            *("-p", "no:cacheprovider", "--hypothesis-seed=0", f"--basetemp={self.tree}-tmp"),
+            *(f"--deselect={name}" for name in sorted(self.broken)),
+        ]
+        began = time.monotonic()
+        child = subprocess.Popen(
+            command, cwd=self.tree, env=self.environment(), start_new_session=True, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            output, _ = child.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.communicate()
+            return TestRun(None, "", time.monotonic() - began)
+        finally:
+            kill_children()
+        failed = FAILED.search(output)
+        return TestRun(child.returncode, failed[1] if failed else "", time.monotonic() - began)
+
+    def environment(self) -> dict[str, str]:
+        """With an empty PYTHONDONTWRITEBYTECODE pytest caches the rewritten tests."""
+        settings = {"PYTHONPATH": str(self.tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
+        return {**os.environ, **settings}
+
+    def check_imports(self) -> None:
+        """A product that is installed elsewhere would be tested without mutations."""
+        renamed = any("from asterism." in path.read_text() for path in list_product_files(self.tree))
+        name = "asterism.bus" if renamed else "bus"
+        program = f"import importlib.util as u; print(u.find_spec('{name}').origin)"
+        environment = self.environment()
+        origin = subprocess.check_output([self.python, "-P", "-c", program], env=environment, cwd="/", text=True)
+        if not origin.startswith(f"{self.tree}/"):
+            raise SystemExit(
+                f"{name} is imported from {origin.strip()}; install {self.tree} editable, and use --python"
+            )
+
+
+class Trial(NamedTuple):
+    """The tests of one mutation."""
+
+    machine: Machine
+    path: Path
+    original: str
+    mutated: str
+    passed_s: dict[Tests, float | None]  # seconds without a mutation; None if not all passed in time
+
+    def run(self, tests: Tests, mutated: bool) -> TestRun:
+        write_source(self.path, self.mutated if mutated else self.original)
+        return self.machine.run(tests)
+
+    def find_catch(self, tests: Tests) -> str | None:
+        """Return the test, or the kind of failure, that catches the mutation."""
+        while (run := self.run(tests, mutated=True)).exit_code not in NO_FAILURE:
+            if not run.failed:
+                passed_s = self.measure_unmutated(tests)
+                what = "timeout" if run.exit_code is None else f"pytest exits with {run.exit_code}"
+                return None if passed_s is None else f"{what}; the tests pass in {passed_s:.0f} s without the mutation"
+            again = Tests((run.failed,), tests.markers)
+            passes = self.run(again, mutated=False).exit_code in NO_FAILURE
+            if passes and self.run(again, mutated=True).exit_code not in NO_FAILURE:
+                return run.failed
+            sys.stdout.write(f"{run.failed} is left out: it {'passes' if passes else 'fails'} at random\n")
+            self.machine.broken.add(run.failed)
+        return None
+
+    def measure_unmutated(self, tests: Tests) -> float | None:
+        if tests not in self.passed_s:
+            while (run := self.run(tests, mutated=False)).failed:
+                self.machine.broken.add(run.failed)
+            self.passed_s[tests] = run.seconds if run.exit_code in NO_FAILURE else None
+        return self.passed_s[tests]
+
+
+def try_mutation(machine: Machine, mutation: Mutation, passed_s: dict[Tests, float | None]) -> dict[str, Any]:
+    """Return the fields of the result that depend on the tests."""
+    place = find(machine.tree, mutation)
+    original = place.path.read_text()
+    trial = Trial(machine, place.path, original, apply(original, place, mutation), passed_s)
+    paths = list_mirrors(machine.tree, place.path)
+    try:
+        catches = (trial.find_catch(Tests(paths, markers)) for markers in SELECTIONS)
+        by = next((each for each in catches if each), None)
+    finally:
+        write_source(place.path, original)
+    where = f"{place.path.relative_to(machine.tree)}:{place.first + 1}"
+    return {"outcome": "caught" if by else "survived", "by": by, "place": where, "tests": paths[-1]}
+
+
+def list_missing(tree: Path, mutations: list[Mutation]) -> Iterator[str]:
+    for mutation in mutations:
+        try:
+            find(tree, mutation)
+        except LookupError as error:
+            yield str(error)
+
+
+def read_results() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+
+
+def summarize(label: str) -> str:
+    """Also list the mutations that were caught under another label only."""
+    results = read_results()
+    outcomes = [each["outcome"] for each in results if each["label"] == label]
+    caught = {each["number"] for each in results if each["label"] == label and each["outcome"] == "caught"}
+    tried = {each["number"] for each in results if each["label"] == label}
+    elsewhere = {each["number"] for each in results if each["label"] != label and each["outcome"] == "caught"}
+    counts = {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
+    return json.dumps({"label": label, **counts, "lost": sorted((elsewhere & tried) - caught)}) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("commit")
+    parser.add_argument("--label", required=True, help="before or after")
+    parser.add_argument("--locate", action="store_true", help="only list the mutations that are not found")
+    parser.add_argument("--python", default=sys.executable, help="the Python that runs the tests")
+    options = parser.parse_args()
+    tree = Path(tempfile.gettempdir()) / f"asterism-mutation-{options.label}"
+    extract(options.commit, tree)
+    mutations = read_mutations()
+    missing = list(list_missing(tree, [mutation for mutation in mutations if not mutation.gone]))
+    if options.locate or missing:
+        sys.exit("\n".join(missing) or 0)
+    machine = Machine(tree, options.python, set())
+    machine.check_imports()
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    done = {
+        each["number"] for each in read_results() if (each["label"], each["commit"]) == (options.label, options.commit)
+    }
+    passed_s: dict[Tests, float | None] = {}
+    for mutation in mutations:
+        if mutation.number in done:
+            continue
+        began = time.monotonic()
+        gone = {"outcome": "gone", "by": mutation.gone}
+        outcome = gone if mutation.gone else try_mutation(machine, mutation, passed_s)
+        result = {"number": mutation.number, "label": options.label, "commit": options.commit, **outcome}
+        with RESULTS.open("a") as results:
+            results.write(json.dumps({**result, "seconds": round(time.monotonic() - began, 1)}) + "\n")
+    sys.stdout.write(summarize(options.label))
+
+
+if __name__ == "__main__":
+    main()
