@@ -1,6 +1,6 @@
 """`python -m tests.mutation.draw --commit C --seed S`: draws mutations of the product, uniformly over all that compile.
 
-Needs a Python with cosmic-ray, whose operators without arguments are used. Type annotations, aliases of types
+Needs a Python with cosmic-ray; uses its operators without arguments. Type annotations, aliases of types
 and `__main__` blocks are left out. Writes mutations.jsonl, one mutation per line, in the order of the draw.
 """
 

@@ -319,7 +319,7 @@ def main() -> None:
     parser.add_argument("--locate", action="store_true", help="only list the mutations that are not found")
     parser.add_argument("--python", default=sys.executable, help="the Python that runs the tests")
     options = parser.parse_args()
-    tree = Path(tempfile.gettempdir()) / f"asterism-mutation-{options.label}"
+    tree = Path(tempfile.gettempdir()) / f"asterism-mutation-{options.label}{'-locate' if options.locate else ''}"
     extract(options.commit, tree)
     mutations = read_mutations()
     missing = list(list_missing(tree, [mutation for mutation in mutations if not mutation.gone]))
