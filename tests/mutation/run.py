@@ -34,8 +34,9 @@ FOLDER = Path(__file__).parent
 LIST, RESULTS = FOLDER / "mutations.jsonl", FOLDER / "results.jsonl"
 PRODUCT = ("bus", "engine", "actors", "sandbox", "policies", "configs", "tasks", "analysis")
 WITHOUT = "not docker and not hosts and not sglang and not bridges and not nightly"
-SELECTIONS = (f"not slow and {WITHOUT}", f"slow and {WITHOUT}")
+FAST, SLOW = f"not slow and {WITHOUT}", f"slow and {WITHOUT}"
 LIMIT_S = 240.0  # for the tests of one selection
+MAX_BROKEN = 5  # failures that are not due to the mutation; then the tests prove nothing
 NO_FAILURE = (0, 5)  # exit codes of pytest: all passed, no test was selected
 FAILED = re.compile(r"^(?:FAILED|ERROR) ([^\s\[]+)", re.MULTILINE)
 PR_SET_CHILD_SUBREAPER = 36
@@ -189,6 +190,10 @@ def kill_children() -> None:
             os.waitpid(pid, 0)
 
 
+# By folder and markers: the seconds that the tests take without a mutation, or None if they do not pass in time.
+PassedS = dict[tuple[str, str], float | None]
+
+
 class Machine(NamedTuple):
     """Where the tests run: a copy of a tree, and a Python."""
 
@@ -202,7 +207,7 @@ class Machine(NamedTuple):
         command = [
             *(self.python, "-m", "pytest", *tests.paths, "-q", "-x", "-rfE", "-m", tests.markers, "--tb=no"),
             *("-p", "no:cacheprovider", "--hypothesis-seed=0", f"--basetemp={self.tree}-tmp"),
-            *(f"--deselect={name}" for name in sorted(self.broken)),
+            *(f"--{'deselect' if '::' in name else 'ignore'}={name}" for name in sorted(self.broken)),
         ]
         began = time.monotonic()
         child = subprocess.Popen(
@@ -238,6 +243,13 @@ class Machine(NamedTuple):
             )
 
 
+class Verdict(NamedTuple):
+    """How the tests of one selection ended."""
+
+    is_caught: bool
+    by: str | None
+
+
 class Trial(NamedTuple):
     """The tests of one mutation."""
 
@@ -245,48 +257,65 @@ class Trial(NamedTuple):
     path: Path
     original: str
     mutated: str
-    passed_s: dict[Tests, float | None]  # seconds without a mutation; None if not all passed in time
+    passed_s: PassedS
 
     def run(self, tests: Tests, mutated: bool) -> TestRun:
         write_source(self.path, self.mutated if mutated else self.original)
         return self.machine.run(tests)
 
-    def find_catch(self, tests: Tests) -> str | None:
-        """Return the test, or the kind of failure, that catches the mutation."""
-        while (run := self.run(tests, mutated=True)).exit_code not in NO_FAILURE:
+    def judge(self, tests: Tests) -> Verdict:
+        for _ in range(MAX_BROKEN):
+            run = self.run(tests, mutated=True)
+            if run.exit_code in NO_FAILURE:
+                return Verdict(False, None)
             if not run.failed:
-                passed_s = self.measure_unmutated(tests)
-                what = "timeout" if run.exit_code is None else f"pytest exits with {run.exit_code}"
-                return None if passed_s is None else f"{what}; the tests pass in {passed_s:.0f} s without the mutation"
+                return self.judge_end(tests, run)
             again = Tests((run.failed,), tests.markers)
             passes = self.run(again, mutated=False).exit_code in NO_FAILURE
             if passes and self.run(again, mutated=True).exit_code not in NO_FAILURE:
-                return run.failed
-            sys.stdout.write(f"{run.failed} is left out: it {'passes' if passes else 'fails'} at random\n")
-            self.machine.broken.add(run.failed)
-        return None
+                return Verdict(True, run.failed)
+            self.leave_out(run.failed)
+        return Verdict(False, f"{MAX_BROKEN} tests fail without the mutation, or at random")
+
+    def judge_end(self, tests: Tests, run: TestRun) -> Verdict:
+        """Judge a timeout, or the end of pytest without a failed test."""
+        passed_s = self.measure_unmutated(tests)
+        what = "timeout" if run.exit_code is None else f"pytest exits with {run.exit_code}"
+        if passed_s is None:
+            return Verdict(False, f"{what}, which proves nothing: the tests are as slow or broken without the mutation")
+        return Verdict(True, f"{what}; without the mutation all tests pass in {passed_s:.0f} s")
 
     def measure_unmutated(self, tests: Tests) -> float | None:
-        if tests not in self.passed_s:
-            while (run := self.run(tests, mutated=False)).failed:
-                self.machine.broken.add(run.failed)
-            self.passed_s[tests] = run.seconds if run.exit_code in NO_FAILURE else None
-        return self.passed_s[tests]
+        key = tests.paths[-1], tests.markers
+        if key not in self.passed_s:
+            run = self.run(tests, mutated=False)
+            if run.failed:
+                self.leave_out(run.failed)
+                return None
+            is_fast = run.exit_code in NO_FAILURE and run.seconds < LIMIT_S / 2  # a busy machine may double it
+            self.passed_s[key] = run.seconds if is_fast else None
+        return self.passed_s[key]
+
+    def leave_out(self, test: str) -> None:
+        sys.stdout.write(f"{test} is left out: it fails without a mutation, or at random\n")
+        self.machine.broken.add(test)
 
 
-def try_mutation(machine: Machine, mutation: Mutation, passed_s: dict[Tests, float | None]) -> dict[str, Any]:
+def try_mutation(machine: Machine, mutation: Mutation, passed_s: PassedS) -> dict[str, Any]:
     """Return the fields of the result that depend on the tests."""
     place = find(machine.tree, mutation)
     original = place.path.read_text()
     trial = Trial(machine, place.path, original, apply(original, place, mutation), passed_s)
     paths = list_mirrors(machine.tree, place.path)
     try:
-        catches = (trial.find_catch(Tests(paths, markers)) for markers in SELECTIONS)
-        by = next((each for each in catches if each), None)
+        verdict = trial.judge(Tests(paths, FAST))
+        if not verdict.is_caught:
+            verdict = trial.judge(Tests(paths, SLOW))
     finally:
         write_source(place.path, original)
     where = f"{place.path.relative_to(machine.tree)}:{place.first + 1}"
-    return {"outcome": "caught" if by else "survived", "by": by, "place": where, "tests": paths[-1]}
+    outcome = "caught" if verdict.is_caught else "survived"
+    return {"outcome": outcome, "by": verdict.by, "place": where, "tests": paths[-1]}
 
 
 def list_missing(tree: Path, mutations: list[Mutation]) -> Iterator[str]:
@@ -327,11 +356,14 @@ def main() -> None:
         sys.exit("\n".join(missing) or 0)
     machine = Machine(tree, options.python, set())
     machine.check_imports()
+    signal.signal(
+        signal.SIGTERM, lambda _number, _frame: sys.exit("stopped")
+    )  # restores the source and kills the tests
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     done = {
         each["number"] for each in read_results() if (each["label"], each["commit"]) == (options.label, options.commit)
     }
-    passed_s: dict[Tests, float | None] = {}
+    passed_s: PassedS = {}
     for mutation in mutations:
         if mutation.number in done:
             continue
