@@ -5,16 +5,18 @@ lines, anywhere in the product. If the function was renamed or rewritten, `moved
 replaces fields ({"function": "Pool.take", "old": "...", "new": "..."}); `gone` has the reason if the code was deleted.
 --locate only lists the mutations that are not found.
 
-The tests of a package are those below the deepest folder of tests/ that mirrors its path, test_NAME.py first; the
-fast tests run first. A mutation is caught by a test that fails with it, passes without it, and fails with it again,
-and by a timeout if the same tests pass without the mutation. Appends one line per mutation to results.jsonl, and
-continues where an earlier call with the same commit and label ended.
+The tests of a package are those below the deepest folder of tests/ that mirrors its path, test_NAME.py first. All
+mutations are run with the fast tests, then the survivors with the slow tests. A mutation is caught by a test that
+fails with it, passes without it, and fails with it again, and by a timeout if the same tests pass without it. Appends
+one line per mutation and speed to results.jsonl, and continues where an earlier call with the same commit and label
+ended.
 """
 
 import argparse
 import ast
 import ctypes
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -34,7 +36,7 @@ FOLDER = Path(__file__).parent
 LIST, RESULTS = FOLDER / "mutations.jsonl", FOLDER / "results.jsonl"
 PRODUCT = ("bus", "engine", "actors", "sandbox", "policies", "configs", "tasks", "analysis")
 WITHOUT = "not docker and not hosts and not sglang and not bridges and not nightly"
-FAST, SLOW = f"not slow and {WITHOUT}", f"slow and {WITHOUT}"
+SELECTIONS = {"fast": f"not slow and {WITHOUT}", "slow": f"slow and {WITHOUT}"}
 LIMIT_S = 240.0  # for the tests of one selection
 MAX_BROKEN = 5  # failures that are not due to the mutation; then the tests prove nothing
 NO_FAILURE = (0, 5)  # exit codes of pytest: all passed, no test was selected
@@ -301,21 +303,19 @@ class Trial(NamedTuple):
         self.machine.broken.add(test)
 
 
-def try_mutation(machine: Machine, mutation: Mutation, passed_s: PassedS) -> dict[str, Any]:
+def try_mutation(machine: Machine, mutation: Mutation, speed: str, passed_s: PassedS) -> dict[str, Any]:
     """Return the fields of the result that depend on the tests."""
     place = find(machine.tree, mutation)
     original = place.path.read_text()
     trial = Trial(machine, place.path, original, apply(original, place, mutation), passed_s)
-    paths = list_mirrors(machine.tree, place.path)
+    tests = Tests(list_mirrors(machine.tree, place.path), SELECTIONS[speed])
     try:
-        verdict = trial.judge(Tests(paths, FAST))
-        if not verdict.is_caught:
-            verdict = trial.judge(Tests(paths, SLOW))
+        verdict = trial.judge(tests)
     finally:
         write_source(place.path, original)
     where = f"{place.path.relative_to(machine.tree)}:{place.first + 1}"
     outcome = "caught" if verdict.is_caught else "survived"
-    return {"outcome": outcome, "by": verdict.by, "place": where, "tests": paths[-1]}
+    return {"outcome": outcome, "by": verdict.by, "place": where, "tests": tests.paths[-1]}
 
 
 def list_missing(tree: Path, mutations: list[Mutation]) -> Iterator[str]:
@@ -330,15 +330,36 @@ def read_results() -> list[dict[str, Any]]:
     return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
 
 
-def summarize(label: str) -> str:
+def read_outcomes(label: str, commit: str) -> dict[str, set[int]]:
+    """Numbers by outcome, and those that survived by the speed of the tests."""
+    results = [each for each in read_results() if (each["label"], each["commit"]) == (label, commit)]
+    return {
+        name: {each["number"] for each in results if name in (each["outcome"], f"{each['outcome']} {each['speed']}")}
+        for name in ("caught", "gone", *(f"survived {speed}" for speed in SELECTIONS))
+    }
+
+
+def run_all(machine: Machine, mutations: list[Mutation], label: str, commit: str) -> None:
+    """Run the fast tests for all mutations, then the slow ones for those that survived; append the results."""
+    passed_s: PassedS = {}
+    for speed, mutation in itertools.product(SELECTIONS, mutations):
+        outcomes = read_outcomes(label, commit)
+        if mutation.number in outcomes["caught"] | outcomes["gone"] | outcomes[f"survived {speed}"]:
+            continue
+        began = time.monotonic()
+        gone = {"outcome": "gone", "by": mutation.gone}
+        outcome = gone if mutation.gone else try_mutation(machine, mutation, speed, passed_s)
+        result = {"number": mutation.number, "label": label, "commit": commit, "speed": speed, **outcome}
+        with RESULTS.open("a") as results:
+            results.write(json.dumps({**result, "seconds": round(time.monotonic() - began, 1)}) + "\n")
+
+
+def summarize(label: str, commit: str) -> str:
     """Also list the mutations that were caught under another label only."""
-    results = read_results()
-    outcomes = [each["outcome"] for each in results if each["label"] == label]
-    caught = {each["number"] for each in results if each["label"] == label and each["outcome"] == "caught"}
-    tried = {each["number"] for each in results if each["label"] == label}
-    elsewhere = {each["number"] for each in results if each["label"] != label and each["outcome"] == "caught"}
-    counts = {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
-    return json.dumps({"label": label, **counts, "lost": sorted((elsewhere & tried) - caught)}) + "\n"
+    outcomes = read_outcomes(label, commit)
+    elsewhere = {each["number"] for each in read_results() if each["label"] != label and each["outcome"] == "caught"}
+    counts = {name: len(numbers) for name, numbers in outcomes.items()}
+    return json.dumps({"label": label, **counts, "lost": sorted(elsewhere - outcomes["caught"])})
 
 
 def main() -> None:
@@ -356,24 +377,11 @@ def main() -> None:
         sys.exit("\n".join(missing) or 0)
     machine = Machine(tree, options.python, set())
     machine.check_imports()
-    signal.signal(
-        signal.SIGTERM, lambda _number, _frame: sys.exit("stopped")
-    )  # restores the source and kills the tests
+    # SystemExit restores the source and kills the tests.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit("stopped"))
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    done = {
-        each["number"] for each in read_results() if (each["label"], each["commit"]) == (options.label, options.commit)
-    }
-    passed_s: PassedS = {}
-    for mutation in mutations:
-        if mutation.number in done:
-            continue
-        began = time.monotonic()
-        gone = {"outcome": "gone", "by": mutation.gone}
-        outcome = gone if mutation.gone else try_mutation(machine, mutation, passed_s)
-        result = {"number": mutation.number, "label": options.label, "commit": options.commit, **outcome}
-        with RESULTS.open("a") as results:
-            results.write(json.dumps({**result, "seconds": round(time.monotonic() - began, 1)}) + "\n")
-    sys.stdout.write(summarize(options.label))
+    run_all(machine, mutations, options.label, options.commit)
+    sys.stdout.write(summarize(options.label, options.commit) + "\n")
 
 
 if __name__ == "__main__":
