@@ -206,9 +206,10 @@ class Machine(NamedTuple):
     def run(self, tests: Tests) -> TestRun:
         """Run tests until one fails."""
         shutil.rmtree(self.tree / ".hypothesis", ignore_errors=True)
+        folder = tempfile.mkdtemp()  # a new path: socket folders have names that depend on it, and may be left over
         command = [
             *(self.python, "-m", "pytest", *tests.paths, "-q", "-x", "-rfE", "-m", tests.markers, "--tb=no"),
-            *("-p", "no:cacheprovider", "--hypothesis-seed=0", f"--basetemp={self.tree}-tmp"),
+            *("-p", "no:cacheprovider", "--hypothesis-seed=0", f"--basetemp={folder}/t"),
             *(f"--{'deselect' if '::' in name else 'ignore'}={name}" for name in sorted(self.broken)),
         ]
         began = time.monotonic()
@@ -224,6 +225,7 @@ class Machine(NamedTuple):
             return TestRun(None, "", time.monotonic() - began)
         finally:
             kill_children()
+            shutil.rmtree(folder, ignore_errors=True)
         failed = FAILED.search(output)
         return TestRun(child.returncode, failed[1] if failed else "", time.monotonic() - began)
 
@@ -331,7 +333,7 @@ def read_results() -> list[dict[str, Any]]:
 
 
 def read_outcomes(label: str, commit: str) -> dict[str, set[int]]:
-    """Numbers by outcome, and those that survived by the speed of the tests."""
+    """Return the numbers of mutations by outcome, and by speed if they survived."""
     results = [each for each in read_results() if (each["label"], each["commit"]) == (label, commit)]
     return {
         name: {each["number"] for each in results if name in (each["outcome"], f"{each['outcome']} {each['speed']}")}
@@ -340,7 +342,7 @@ def read_outcomes(label: str, commit: str) -> dict[str, set[int]]:
 
 
 def run_all(machine: Machine, mutations: list[Mutation], label: str, commit: str) -> None:
-    """Run the fast tests for all mutations, then the slow ones for those that survived; append the results."""
+    """Run the fast tests for all mutations, then the slow ones for the survivors; append the results."""
     passed_s: PassedS = {}
     for speed, mutation in itertools.product(SELECTIONS, mutations):
         outcomes = read_outcomes(label, commit)
