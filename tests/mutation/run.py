@@ -213,21 +213,23 @@ class Machine(NamedTuple):
             *(f"--{'deselect' if '::' in name else 'ignore'}={name}" for name in sorted(self.broken)),
         ]
         began = time.monotonic()
-        child = subprocess.Popen(
-            command, cwd=self.tree, env=self.environment(), start_new_session=True, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        try:
-            output, _ = child.communicate(timeout=LIMIT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.communicate()
-            return TestRun(None, "", time.monotonic() - began)
-        finally:
-            kill_children()
-            shutil.rmtree(folder, ignore_errors=True)
-        failed = FAILED.search(output)
-        return TestRun(child.returncode, failed[1] if failed else "", time.monotonic() - began)
+        with tempfile.TemporaryFile("w+") as output:  # not a pipe, which an orphan might keep open
+            child = subprocess.Popen(
+                command, cwd=self.tree, env=self.environment(), start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            try:
+                exit_code = child.wait(LIMIT_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+                exit_code = None
+            finally:
+                kill_children()
+                shutil.rmtree(folder, ignore_errors=True)
+            output.seek(0)
+            failed = None if exit_code is None else FAILED.search(output.read())
+        return TestRun(exit_code, failed[1] if failed else "", time.monotonic() - began)
 
     def environment(self) -> dict[str, str]:
         """With an empty PYTHONDONTWRITEBYTECODE pytest caches the rewritten tests."""
