@@ -1,0 +1,392 @@
+"""`python -m tests.mutation.run COMMIT --label before`: runs each drawn mutation against the tests of its package.
+
+The mutations are in mutations.jsonl; tests.mutation.draw wrote them. A mutation is found again by its function and its
+lines, anywhere in the product. If the function was renamed or rewritten, `moved_to` in its line of mutations.jsonl
+replaces fields ({"function": "Pool.take", "old": "...", "new": "..."}); `gone` has the reason if the code was deleted.
+--locate only lists the mutations that are not found.
+
+The tests of a package are those below the deepest folder of tests/ that mirrors its path, test_NAME.py first. All
+mutations are run with the fast tests, then the survivors with the slow tests. A mutation is caught by a test that
+fails with it, passes without it, and fails with it again, and by a timeout if the same tests pass without it. Appends
+one line per mutation and speed to results.jsonl, and continues where an earlier call with the same commit and label
+ended.
+"""
+
+import argparse
+import ast
+import ctypes
+import importlib.util
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FOLDER = Path(__file__).parent
+LIST, RESULTS = FOLDER / "mutations.jsonl", FOLDER / "results.jsonl"
+PRODUCT = ("bus", "engine", "actors", "sandbox", "policies", "configs", "tasks", "analysis")
+WITHOUT = "not docker and not hosts and not sglang and not bridges and not nightly"
+SELECTIONS = {"fast": f"not slow and {WITHOUT}", "slow": f"slow and {WITHOUT}"}
+LIMIT_S = 240.0  # for the tests of one selection
+MAX_BROKEN = 5  # failures that are not due to the mutation; then the tests prove nothing
+NO_FAILURE = (0, 5)  # exit codes of pytest: all passed, no test was selected
+FAILED = re.compile(r"^(?:FAILED|ERROR) ([^\s\[]+)", re.MULTILINE)
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class Mutation(NamedTuple):
+    """One line of the list."""
+
+    number: int
+    file: str  # at the commit of the draw
+    function: str  # qualified name of the innermost function or class; empty for a module
+    operator: str
+    old: str  # whole lines
+    occurrence: int  # of these lines in the function, from 0
+    new: str
+    moved_to: dict[str, Any] | None = None
+    gone: str = ""
+
+
+class Scope(NamedTuple):
+    """The lines of a module, class or function."""
+
+    name: str  # qualified
+    first: int  # from 0, decorators included
+    last: int
+
+
+class Place(NamedTuple):
+    """The lines that a mutation replaces."""
+
+    path: Path
+    first: int  # line, from 0
+    indent: str
+
+
+class TestRun(NamedTuple):
+    """One process of pytest."""
+
+    exit_code: int | None  # None after a timeout
+    failed: str  # the file or function of the first failed test, if pytest named one
+    seconds: float
+
+
+class Tests(NamedTuple):
+    """The tests that mirror a file."""
+
+    paths: tuple[str, ...]  # in this order
+    markers: str
+
+
+def read_mutations() -> list[Mutation]:
+    return [Mutation(**json.loads(line)) for line in LIST.read_text().splitlines()]
+
+
+def extract(commit: str, tree: Path) -> None:
+    shutil.rmtree(tree, ignore_errors=True)
+    tree.mkdir(parents=True)
+    archive = subprocess.run(["git", "archive", commit], cwd=FOLDER.parents[1], stdout=subprocess.PIPE, check=True)
+    subprocess.run(["tar", "-x", "-C", str(tree)], input=archive.stdout, check=True)
+
+
+def list_product_files(tree: Path) -> list[Path]:
+    return sorted(path for package in PRODUCT for path in (tree / package).rglob("*.py"))
+
+
+def list_scopes(text: str) -> list[Scope]:
+    """Outer scopes come before inner ones."""
+
+    def walk(node: ast.AST, prefix: str) -> Iterator[Scope]:
+        for child in ast.iter_child_nodes(node):
+            name = prefix
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                name = f"{prefix}.{child.name}".lstrip(".")
+                first = min(each.lineno for each in (child, *child.decorator_list))
+                yield Scope(name, first - 1, (child.end_lineno or 0) - 1)
+            yield from walk(child, name)
+
+    return [Scope("", 0, len(text.splitlines()) - 1), *walk(ast.parse(text), "")]
+
+
+def list_occurrences(text: str, function: str, old: str) -> list[int]:
+    """Return the first line of each occurrence of `old` in the functions with this name, at any indentation."""
+    lines, wanted = text.splitlines(), textwrap.dedent(old).splitlines()
+    first_lines = {
+        number
+        for scope in list_scopes(text)
+        if scope.name == function
+        for number in range(scope.first, scope.last + 2 - len(wanted))
+    }
+    return [
+        number
+        for number in sorted(first_lines)
+        if lines[number].strip() == wanted[0].strip()
+        and textwrap.dedent("\n".join(lines[number : number + len(wanted)])).splitlines() == wanted
+    ]
+
+
+@cache
+def read_text(path: Path) -> str:
+    return path.read_text()
+
+
+def find(tree: Path, mutation: Mutation) -> Place:
+    """Prefer the file of the list; raise LookupError unless there is exactly one place."""
+    mutation = mutation._replace(**mutation.moved_to or {})
+    paths = [path for path in list_product_files(tree) if mutation.old.strip().partition("\n")[0] in read_text(path)]
+    places: list[Place] = []
+    for path in paths:
+        found = list_occurrences(read_text(path), mutation.function, mutation.old)
+        if len(found) > mutation.occurrence:
+            line = read_text(path).splitlines()[found[mutation.occurrence]]
+            places.append(Place(path, found[mutation.occurrence], line[: len(line) - len(line.lstrip())]))
+    places = [place for place in places if place.path == tree / mutation.file] or places
+    if len(places) != 1:
+        raise LookupError(
+            f"mutation {mutation.number} of {mutation.file}, {mutation.function or 'module'}, is found in {len(places)} "
+            f"places; write moved_to or gone into its line of {LIST.name}:\n{mutation.old}"
+        )
+    return places[0]
+
+
+def apply(text: str, place: Place, mutation: Mutation) -> str:
+    mutation = mutation._replace(**mutation.moved_to or {})
+    lines, old = text.splitlines(), mutation.old.splitlines()
+    indent = len(old[0]) - len(old[0].lstrip())
+    lines[place.first : place.first + len(old)] = [
+        (place.indent + line[indent:]).rstrip() for line in mutation.new.splitlines()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_source(path: Path, text: str) -> None:
+    path.write_text(text)
+    Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)  # its time stamp has whole seconds
+
+
+def list_mirrors(tree: Path, path: Path) -> tuple[str, ...]:
+    folder = Path("tests") / path.relative_to(tree).parent
+    while not any((tree / folder).rglob("test_*.py")):
+        folder = folder.parent
+    same_name = folder / f"test_{path.stem}.py"
+    return (*([str(same_name)] if (tree / same_name).exists() else []), str(folder))
+
+
+def kill_children() -> None:
+    """Kill the processes that a test left behind: orphans become children of this process."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while pids := [int(pid) for pid in children.read_text().split()]:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+# By folder and markers: the seconds that the tests take without a mutation, or None if they do not pass in time.
+PassedS = dict[tuple[str, str], float | None]
+
+
+class Machine(NamedTuple):
+    """Where the tests run: a copy of a tree, and a Python."""
+
+    tree: Path
+    python: str
+    broken: set[str]  # tests that fail, or do not pass each time, without a mutation
+
+    def run(self, tests: Tests) -> TestRun:
+        """Run tests until one fails."""
+        shutil.rmtree(self.tree / ".hypothesis", ignore_errors=True)
+        folder = tempfile.mkdtemp()  # a new path: socket folders have names that depend on it, and may be left over
+        command = [
+            *(self.python, "-m", "pytest", *tests.paths, "-q", "-x", "-rfE", "-m", tests.markers, "--tb=no"),
+            *("-p", "no:cacheprovider", "--hypothesis-seed=0", f"--basetemp={folder}/t"),
+            *(f"--{'deselect' if '::' in name else 'ignore'}={name}" for name in sorted(self.broken)),
+        ]
+        began = time.monotonic()
+        with tempfile.TemporaryFile("w+") as output:  # not a pipe, which an orphan might keep open
+            child = subprocess.Popen(
+                command, cwd=self.tree, env=self.environment(), start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            try:
+                exit_code = child.wait(LIMIT_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+                exit_code = None
+            finally:
+                kill_children()
+                shutil.rmtree(folder, ignore_errors=True)
+            output.seek(0)
+            failed = None if exit_code is None else FAILED.search(output.read())
+        return TestRun(exit_code, failed[1] if failed else "", time.monotonic() - began)
+
+    def environment(self) -> dict[str, str]:
+        """With an empty PYTHONDONTWRITEBYTECODE pytest caches the rewritten tests."""
+        settings = {"PYTHONPATH": str(self.tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
+        return {**os.environ, **settings}
+
+    def check_imports(self) -> None:
+        """A product that is installed elsewhere would be tested without mutations."""
+        renamed = any("from asterism." in path.read_text() for path in list_product_files(self.tree))
+        name = "asterism.bus" if renamed else "bus"
+        program = f"import importlib.util as u; print(u.find_spec('{name}').origin)"
+        environment = self.environment()
+        origin = subprocess.check_output([self.python, "-P", "-c", program], env=environment, cwd="/", text=True)
+        if not origin.startswith(f"{self.tree}/"):
+            raise SystemExit(
+                f"{name} is imported from {origin.strip()}; install {self.tree} editable, and use --python"
+            )
+
+
+class Verdict(NamedTuple):
+    """How the tests of one selection ended."""
+
+    is_caught: bool
+    by: str | None
+
+
+class Trial(NamedTuple):
+    """The tests of one mutation."""
+
+    machine: Machine
+    path: Path
+    original: str
+    mutated: str
+    passed_s: PassedS
+
+    def run(self, tests: Tests, mutated: bool) -> TestRun:
+        write_source(self.path, self.mutated if mutated else self.original)
+        return self.machine.run(tests)
+
+    def judge(self, tests: Tests) -> Verdict:
+        for _ in range(MAX_BROKEN):
+            run = self.run(tests, mutated=True)
+            if run.exit_code in NO_FAILURE:
+                return Verdict(False, None)
+            if not run.failed:
+                return self.judge_end(tests, run)
+            again = Tests((run.failed,), tests.markers)
+            passes = self.run(again, mutated=False).exit_code in NO_FAILURE
+            if passes and self.run(again, mutated=True).exit_code not in NO_FAILURE:
+                return Verdict(True, run.failed)
+            self.leave_out(run.failed)
+        return Verdict(False, f"{MAX_BROKEN} tests fail without the mutation, or at random")
+
+    def judge_end(self, tests: Tests, run: TestRun) -> Verdict:
+        """Judge a timeout, or the end of pytest without a failed test."""
+        passed_s = self.measure_unmutated(tests)
+        what = "timeout" if run.exit_code is None else f"pytest exits with {run.exit_code}"
+        if passed_s is None:
+            return Verdict(False, f"{what}, which proves nothing: the tests are as slow or broken without the mutation")
+        return Verdict(True, f"{what}; without the mutation all tests pass in {passed_s:.0f} s")
+
+    def measure_unmutated(self, tests: Tests) -> float | None:
+        key = tests.paths[-1], tests.markers
+        if key not in self.passed_s:
+            run = self.run(tests, mutated=False)
+            if run.failed:
+                self.leave_out(run.failed)
+                return None
+            is_fast = run.exit_code in NO_FAILURE and run.seconds < LIMIT_S / 2  # a busy machine may double it
+            self.passed_s[key] = run.seconds if is_fast else None
+        return self.passed_s[key]
+
+    def leave_out(self, test: str) -> None:
+        sys.stdout.write(f"{test} is left out: it fails without a mutation, or at random\n")
+        self.machine.broken.add(test)
+
+
+def try_mutation(machine: Machine, mutation: Mutation, speed: str, passed_s: PassedS) -> dict[str, Any]:
+    """Return the fields of the result that depend on the tests."""
+    place = find(machine.tree, mutation)
+    original = place.path.read_text()
+    trial = Trial(machine, place.path, original, apply(original, place, mutation), passed_s)
+    tests = Tests(list_mirrors(machine.tree, place.path), SELECTIONS[speed])
+    try:
+        verdict = trial.judge(tests)
+    finally:
+        write_source(place.path, original)
+    where = f"{place.path.relative_to(machine.tree)}:{place.first + 1}"
+    outcome = "caught" if verdict.is_caught else "survived"
+    return {"outcome": outcome, "by": verdict.by, "place": where, "tests": tests.paths[-1]}
+
+
+def list_missing(tree: Path, mutations: list[Mutation]) -> Iterator[str]:
+    for mutation in mutations:
+        try:
+            find(tree, mutation)
+        except LookupError as error:
+            yield str(error)
+
+
+def read_results() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+
+
+def read_outcomes(label: str, commit: str) -> dict[str, set[int]]:
+    """Return the numbers of mutations by outcome, and by speed if they survived."""
+    results = [each for each in read_results() if (each["label"], each["commit"]) == (label, commit)]
+    return {
+        name: {each["number"] for each in results if name in (each["outcome"], f"{each['outcome']} {each['speed']}")}
+        for name in ("caught", "gone", *(f"survived {speed}" for speed in SELECTIONS))
+    }
+
+
+def run_all(machine: Machine, mutations: list[Mutation], label: str, commit: str) -> None:
+    """Run the fast tests for all mutations, then the slow ones for the survivors; append the results."""
+    passed_s: PassedS = {}
+    for speed, mutation in itertools.product(SELECTIONS, mutations):
+        outcomes = read_outcomes(label, commit)
+        if mutation.number in outcomes["caught"] | outcomes["gone"] | outcomes[f"survived {speed}"]:
+            continue
+        began = time.monotonic()
+        gone = {"outcome": "gone", "by": mutation.gone}
+        outcome = gone if mutation.gone else try_mutation(machine, mutation, speed, passed_s)
+        result = {"number": mutation.number, "label": label, "commit": commit, "speed": speed, **outcome}
+        with RESULTS.open("a") as results:
+            results.write(json.dumps({**result, "seconds": round(time.monotonic() - began, 1)}) + "\n")
+
+
+def summarize(label: str, commit: str) -> str:
+    """Also list the mutations that were caught under another label only."""
+    outcomes = read_outcomes(label, commit)
+    elsewhere = {each["number"] for each in read_results() if each["label"] != label and each["outcome"] == "caught"}
+    counts = {name: len(numbers) for name, numbers in outcomes.items()}
+    return json.dumps({"label": label, **counts, "lost": sorted(elsewhere - outcomes["caught"])})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("commit")
+    parser.add_argument("--label", required=True, help="before or after")
+    parser.add_argument("--locate", action="store_true", help="only list the mutations that are not found")
+    parser.add_argument("--python", default=sys.executable, help="the Python that runs the tests")
+    options = parser.parse_args()
+    tree = Path(tempfile.gettempdir()) / f"asterism-mutation-{options.label}{'-locate' if options.locate else ''}"
+    extract(options.commit, tree)
+    mutations = read_mutations()
+    missing = list(list_missing(tree, [mutation for mutation in mutations if not mutation.gone]))
+    if options.locate or missing:
+        sys.exit("\n".join(missing) or 0)
+    machine = Machine(tree, options.python, set())
+    machine.check_imports()
+    # SystemExit restores the source and kills the tests.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit("stopped"))
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    run_all(machine, mutations, options.label, options.commit)
+    sys.stdout.write(summarize(options.label, options.commit) + "\n")
+
+
+if __name__ == "__main__":
+    main()
