@@ -61,8 +61,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "kl_coef": 0.1,
         "entropy_coef": 0.1,
     },
-    "plug-in gspo": {"loss": f"{PLUGINS}:compute_gspo_loss"},
-    "plug-in dr_grpo": {"loss": f"{PLUGINS}:compute_dr_grpo_loss"},
+    "plug-in gspo": {"function": f"{PLUGINS}:compute_gspo_loss"},
+    "plug-in dr_grpo": {"function": f"{PLUGINS}:compute_dr_grpo_loss"},
 }
 # the built-in settings that are equivalent to a plug-in's loss
 BUILT_IN = {
@@ -140,7 +140,7 @@ def test_the_corrections_act_on_some_tokens_of_the_rows() -> None:
 
 
 def test_metrics_that_depend_on_the_data_are_refused() -> None:
-    run = small_run(loss=f"{PLUGINS}:compute_loss_with_changing_metrics", micro_batch_tokens=40)
+    run = small_run(function=f"{PLUGINS}:compute_loss_with_changing_metrics", micro_batch_tokens=40)
     trainer = Trainer(trainable_model(), run, RankGroup())
     trainer.start_stage("rl")
     with pytest.raises(UnusableInput, match=r"learner\.loss: metrics differ between micro batches: metric_"):

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 from asterism.bus.messages import WeightsPublished
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
+from asterism.engine.learner.checkpoints import checkpoint_schedule
 from asterism.engine.learner.checkpoints.checkpoint_folders import (
-    checkpoint_schedule,
     delete_checkpoint,
     get_tensors_folder,
     list_saved_steps,

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from asterism.configs.atomic_write import DiskError
 from asterism.configs.file_manifest import MANIFEST_NAME, DamagedFile, list_files, read_manifest
+from asterism.engine.learner.checkpoints import checkpoint_writer
 from asterism.engine.learner.checkpoints.checkpoint_folders import (
-    checkpoint_writer,
     get_partial_path,
     get_tensors_folder,
     list_saved_steps,
