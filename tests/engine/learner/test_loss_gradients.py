@@ -143,5 +143,5 @@ def test_metrics_that_depend_on_the_data_are_refused() -> None:
     run = small_run(function=f"{PLUGINS}:compute_loss_with_changing_metrics", micro_batch_tokens=40)
     trainer = Trainer(trainable_model(), run, RankGroup())
     trainer.start_stage("rl")
-    with pytest.raises(UnusableInput, match=r"learner\.loss: metrics differ between micro batches: metric_"):
+    with pytest.raises(UnusableInput, match=r"learner\.loss\.function: metrics differ between micro batches: metric_"):
         trainer.run_rl_step(rl_sequences(0))
