@@ -1,4 +1,4 @@
-"""In the join handshake a new node sends JoinRequested to the launcher of node 0 and waits for JoinAccepted."""
+"""A new node joins: it sends JoinRequested to the launcher of node 0 and waits for JoinAccepted."""
 
 import asyncio
 import contextlib

@@ -51,7 +51,7 @@ class MetricSinks:
         self._children = ChildProcesses(folder)
         self._has_ended = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._causes: dict[str, str] = {}  # of the last death of each sink
+        self._causes: dict[str, str] = {}  # cause of the last death, by sink
         self._logger = structlog.get_logger()
 
     def start(self) -> None:

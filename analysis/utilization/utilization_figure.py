@@ -22,7 +22,7 @@ from asterism.analysis.utilization.report import Utilization
 from asterism.analysis.utilization.step_functions import Floats
 from asterism.analysis.utilization.step_time import format_count
 
-_MAX_ENGINE_LINES = len(PALETTE)  # with more engines, only the mean and the range are drawn
+_MAX_ENGINE_LINES = len(PALETTE)  # limit of lines; a figure of more engines shows mean and range
 _WAITING = (("leasing", "a lease", ORANGE), ("calling", "tools", GREEN), ("grading", "grading", PURPLE))
 _MAX_STEP_BORDERS = 60  # more lines would hide the curves
 

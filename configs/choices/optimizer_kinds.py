@@ -6,7 +6,7 @@ from typing import NamedTuple
 class OptimizerKind(NamedTuple):
     code: str  # the function that builds it: asterism.engine.learner.optimizers.BuildOptimizers
     moments: int  # float32 numbers that it keeps for each trained parameter, at most
-    trains_policy: bool = True  # in RL; otherwise only in the cold start
+    trains_policy: bool = True  # whether RL may choose the optimizer; the cold start may choose each
 
 
 OPTIMIZER_KINDS = {

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 class SinkKind(NamedTuple):
     store: str  # its file or folder in the run's folder, if the configuration names no other place
-    packages: Sequence[str] = ()  # that it imports; the extra of its name in pyproject.toml installs them
+    packages: Sequence[str] = ()  # packages that the sink imports; the extra of its name installs them
 
 
 SINK_KINDS = {

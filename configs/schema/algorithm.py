@@ -150,7 +150,7 @@ class RlConfig(Section, frozen=True):
     repeated_ngram_tokens: Annotated[int, Meta(ge=0, le=1024)] = 0  # length of the n-grams to count; 0: no filter
     repeated_ngram_limit: PositiveInt = 20  # responses with more occurrences of an n-gram are not trained on
     max_staleness: Count = 0  # versions by which rollouts may be ahead of the learner: docs/staleness.md
-    stale_tokens: Literal["mask", "drop"] = "mask"  # for training, mask stale tokens or drop their trajectory
+    stale_tokens: Literal["mask", "drop"] = "mask"  # what training does: mask stale tokens, or drop their trajectory
     # Groups that a step starts, as a multiple of `prompts`; the step uses the first complete ones.
     group_oversampling: Annotated[float, Meta(ge=1, le=1000)] = 1.0
     surplus_groups: Literal["carry", "abort"] = "abort"  # carry surplus groups over to the next step, or abort them

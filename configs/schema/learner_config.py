@@ -23,7 +23,7 @@ from asterism.configs.schema.schema_tree import (
 
 Beta = Annotated[float, Meta(ge=0, lt=1)]
 LossMean = Literal["tokens", "group", "sequence", "constant"]
-Checkpointing = Literal["none", "selective", "attention", "full"]  # from most to least memory
+Checkpointing = Literal["none", "selective", "attention", "full"]  # modes, from most to least memory
 LoraTarget = Literal["all", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 

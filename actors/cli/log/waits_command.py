@@ -46,7 +46,7 @@ class PendingWait(msgspec.Struct, frozen=True):
 def find_waits(run: RunConfig, folder: RunFolder) -> list[PendingWait]:
     """Return the waits, the longest first. Raises UnusableInput if there is no log."""
     waits = [*_find_trajectory_waits(run, folder)]
-    if not run.evaluation.only:  # in an evaluation the head waits only for trajectories
+    if not run.evaluation.only:  # the head of an evaluation waits only for trajectories
         waits += _find_head_waits(run, folder)
     return sorted(waits, key=lambda wait: wait.since)
 
