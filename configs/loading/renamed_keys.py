@@ -52,11 +52,12 @@ def find_renamings(table: Mapping[str, Any]) -> list[Renaming]:
 def migrate(table: MutableMapping[str, Any]) -> None:
     """Replace the former names in a parsed configuration."""
     for root in (table, *table.get(_STAGES, [])):
-        for old, new in RENAMED_KEYS.items():
-            if (parent := _find_parent(root, old)) is not None:
-                value = parent.pop(old.rpartition(".")[2])
-                if old not in _DROPPED_VALUES or value != _DROPPED_VALUES[old]:
-                    _set(root, new, value)
+        parents = {old: parent for old in RENAMED_KEYS if (parent := _find_parent(root, old)) is not None}
+        # All values leave first: the former key `learner.loss` is a table now, which others enter.
+        values = {old: parent.pop(old.rpartition(".")[2]) for old, parent in parents.items()}
+        for old, value in values.items():
+            if old not in _DROPPED_VALUES or value != _DROPPED_VALUES[old]:
+                _set(root, RENAMED_KEYS[old], value)
     for parent, key, value in list(_iter_import_paths(table)):
         parent[key] = f"asterism.{value}"
 

@@ -106,12 +106,11 @@ def test_a_file_that_cannot_be_rewritten_line_by_line_is_refused_and_stays_uncha
 
 def test_the_configuration_of_an_earlier_run_folder_is_read(tmp_path: Path) -> None:
     (tmp_path / "events").mkdir()
-    text = (
-        'name = "r"\n[learner]\nlr = 0.5\n[evaluation]\ntemperature = 0.0\ntop_k = 3\n[sampling]\ntemperature = 0.7\n'
-    )
+    text = 'name = "r"\n[learner]\nlr = 0.5\nclip_low = 0.1\nloss = "grpo"\n[evaluation]\ntemperature = 0.0\ntop_k = 3\n[sampling]\ntemperature = 0.7\n'
     (tmp_path / "config.toml").write_text(text)
     run = load_run(tmp_path / "config.toml")
     assert run.learner.optimizer.lr == 0.5
+    assert (run.learner.loss.function, run.learner.loss.clip_low) == ("grpo", 0.1)
     assert run.evaluation.sampling is not None
     assert (run.evaluation.sampling.temperature, run.evaluation.sampling.top_k) == (0.7, 3)
 
