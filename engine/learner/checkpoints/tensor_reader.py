@@ -5,6 +5,7 @@ about tensors. It also refuses metadata about pickled objects, because DCP would
 """
 
 import pickle
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,18 @@ class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         if module_name == "torch" and isinstance(getattr(torch, global_name, None), torch.dtype):
             return getattr(torch, global_name)
+        if (module_name, global_name) == ("builtins", "getattr"):  # Python 3.11.0 to 3.11.3 pickle members of enums so
+            return _get_member
         if (module_name, global_name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"{module_name}.{global_name} is no class of tensor metadata")
         return super().find_class(module_name, global_name)
+
+
+def _get_member(kind: Any, name: str) -> Enum:
+    """Return a member of an enum; raise UnpicklingError for an attribute of any other object."""
+    if not (isinstance(kind, type) and issubclass(kind, Enum)):
+        raise pickle.UnpicklingError(f"{name} of {kind!r} is no member of an enum")
+    return kind[name]
 
 
 def _check_metadata(metadata: Any) -> None:
