@@ -81,7 +81,7 @@ def test_members_of_enums_are_read_as_python_3_11_2_pickles_them(tensors: Path) 
 @pytest.mark.parametrize("kind", ["a text", torch.Size])
 def test_an_attribute_of_another_object_is_refused(tensors: Path, kind: object) -> None:
     replace_metadata(tensors, Payload(getattr, kind, "count"))
-    with pytest.raises(CheckpointError, match="count of .* is no member of an enum"):
+    with pytest.raises(CheckpointError, match=r"count of .* is no member of an enum"):
         read_whole_weights(tensors, SHAPES)
 
 
