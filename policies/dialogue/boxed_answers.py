@@ -10,7 +10,8 @@ import re
 from typing import NamedTuple
 
 _BOX = r"\\?\\(?:boxed|fbox)"  # `\\boxed` may follow a line break (`\\`)
-_NUMBER = r"[-+\u2212]?(?:[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?|\.[0-9]++)(?:/[0-9]++)?"
+# No possessive group: Python 3.11.0 to 3.11.4 lets it keep a comma that no three digits follow.
+_NUMBER = r"[-+\u2212]?(?:[0-9]++(?:,[0-9]{3})*(?:\.[0-9]++)?|\.[0-9]++)(?:/[0-9]++)?"
 _END = r"(?=[.,;:!]?(?:\s*+(?:\$|\\[)\]]|<|\Z)|[^\S\n]*+\n|\s++[^\W\d_]))"
 # The order of the alternatives matters: an escaped character is no brace.
 _TOKEN = re.compile(
