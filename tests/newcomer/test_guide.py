@@ -40,7 +40,7 @@ SIZES = {
     "prompts = 32": "prompts = 4",
     "rollouts = 16": "rollouts = 8",
     '[engine]\ndevice = "cuda"\ndtype = "bfloat16"\nkv_tokens = 65_536': "[engine]\nkv_tokens = 8192",
-    '[learner]\ndevice = "cuda"\ndtype = "bfloat16"\nmicro_batch_tokens = 9216': "[learner]\nthreads = 1",
+    '[learner]\ndevice = "cuda"\ndtype = "bfloat16"\n\n[learner.memory]\nmicro_batch_tokens = 9216': "[learner]\nthreads = 1",
     "questions = 200\nevery = 10": 'questions = 16\nevery = 1\n\n[sandbox]\nbackend = "process"\nspare_notebooks = 8',
 }
 TEST_QUESTIONS = 16
