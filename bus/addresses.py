@@ -27,7 +27,7 @@ def name_executor(index: int, node: int = 0) -> str:
 
 
 def name_learner_rank(rank: int, num_ranks: int) -> str:
-    """Name the sender of a rank's heartbeats, which is no address. `rank` counts over all nodes."""
+    """Name the sender of a rank's heartbeats. The name is no address; `rank` counts over all nodes."""
     return LEARNER if num_ranks == 1 else f"{LEARNER} rank {rank}"
 
 

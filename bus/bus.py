@@ -3,7 +3,7 @@
 Addresses are defined in asterism.bus.addresses. Frames between two processes arrive exactly once and,
 within a lane (asterism.bus.lanes), in the order in which they were sent.
 
-A process may be killed and restarted. Each incarnation has an epoch; a higher epoch replaces a lower
+A process can be killed and restarted. Each incarnation has an epoch; a higher epoch replaces a lower
 one. Senders hold frames that a process has not acknowledged, and send them to its next incarnation. A
 process that logs its events and decisions continues in the same epoch: it restores the numbers of its
 links, and its peers observe only a pause.
@@ -25,7 +25,7 @@ _MAX_CONTROL_IN_A_ROW = 64  # control frames that are read in a row while a bulk
 
 SendState = Mapping[
     tuple[str, Lane], tuple[int, Sequence[bytes]]
-]  # next number and the held frames before it, by peer and lane
+]  # next number and the held frames before this number, by peer and lane
 ReceiveState = Mapping[tuple[str, Lane], tuple[int, int]]  # the peer's epoch and the next number, by peer and lane
 
 
@@ -41,8 +41,8 @@ class Inbox:
     """Frames that have arrived and are not read yet; control frames are read first.
 
     A lane with `max_frames` frames is full: the transport stops reading the lane, so that its senders
-    wait until half of the frames are read. The other lane is not affected, and no frame is dropped. One
-    packet may exceed the bound.
+    wait until half of the frames are read. The other lane is not affected, and no frame is dropped. One packet can
+    exceed the bound.
     """
 
     def __init__(self, max_frames: int) -> None:
@@ -139,7 +139,7 @@ class Bus:
             await self._transport.send_frame(process, lane, frame)
 
     def _send_loopback(self, lane: Lane, frames: Sequence[bytes]) -> None:
-        """Put frames into the own inbox, without a window: an actor that waits for its own queue would deadlock."""
+        """Put frames into the own inbox without a window, because an actor that waits for its own queue deadlocks."""
         first, epoch = self._loopback_numbers[lane], self._transport.epoch
         self._loopback_numbers[lane] += len(frames)
         numbered = enumerate(frames, first)
@@ -148,7 +148,7 @@ class Bus:
     # ---------------------------------------------------------------- receiving
 
     async def receive(self) -> Envelope:
-        """Receive and acknowledge a message. Raises asterism.bus.codec.MalformedFrame after dropping a frame."""
+        """Receive and acknowledge a message. Drops a malformed frame and raises asterism.bus.codec.MalformedFrame."""
         return decode(await self.receive_frame())
 
     async def receive_frame(self) -> bytes:
@@ -169,7 +169,7 @@ class Bus:
     def restore(self, sent: SendState, received: ReceiveState) -> None:
         """Continue an earlier incarnation of the same epoch, before any frame is sent or received.
 
-        `sent` has the frames that may be unacknowledged, with consecutive numbers up to the next number.
+        `sent`: frames that can be unacknowledged, with consecutive numbers up to the next number.
         Frames to the own process are received again.
         """
         for lane in LANES:
@@ -198,7 +198,7 @@ class Bus:
 
     @property
     def unacknowledged(self) -> Mapping[str, int]:
-        """Number of unacknowledged frames by peer, without peers that have none."""
+        """Number of unacknowledged frames by peer, without peers that have acknowledged all."""
         return self._transport.unacknowledged
 
     @property
@@ -212,4 +212,4 @@ class Bus:
         await self._transport.close()
 
 
-BusFactory = Callable[[str, int], Bus]  # makes the bus of a process and its epoch; needs a running event loop
+BusFactory = Callable[[str, int], Bus]  # makes the bus of a process name and epoch; needs a running event loop

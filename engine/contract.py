@@ -110,7 +110,7 @@ TokenListener = Callable[[NDArray[np.int32]], object]
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
-    """The load of an engine, as in asterism.bus.messages.EngineLoadReported. Counters start at the engine's start."""
+    """The load of an engine, as in asterism.bus.messages.EngineLoadReported. Counters are 0 when the engine starts."""
 
     running: int  # sequences that decode, and the sequence in prefill
     waiting: int  # requests that wait for pages or a row
@@ -119,7 +119,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
     decode_steps: int
     generated_tokens: int
     prefilled_tokens: int  # tokens of requests that were computed, not found in the cache
-    recomputed_tokens: int  # part of prefilled_tokens that were computed before: evicted, preempted or released
+    recomputed_tokens: int  # part of prefilled_tokens, computed again after eviction, preemption or release
     evicted_tokens: int  # tokens of evicted cached pages
     preempted: int  # preemptions of running sequences, for lack of pages
     busy_s: float  # time spent computing
@@ -129,7 +129,7 @@ class Engine(Protocol):
     async def start(self) -> Capacity: ...
 
     async def generate(self, request: GenerationRequest, on_tokens: TokenListener | None = None) -> Generation:
-        """Generate a turn. Raises RequestRefused before the model gets it, EngineFailure if the engine breaks.
+        """Generate a turn. Raises RequestRefused before the model gets the request, EngineFailure if the engine breaks.
 
         `on_tokens` gets the new tokens while they are generated: all of them, in order, before the call returns.
         """
@@ -157,8 +157,8 @@ class Engine(Protocol):
     async def sleep(self) -> None:
         """Free the memory of weights and cache, if the engine can. Requests then wait until load_weights returns.
 
-        The loaded weights need not be newer. Raises EngineFailure if a request is pending. A second call frees memory
-        that was allocated since.
+        load_weights then accepts equal versions, too. Raises EngineFailure if a request is pending. A second call frees
+        memory that was allocated after the first call.
         """
         ...
 

@@ -1,6 +1,6 @@
-"""Defines the entry of an engine kind's package, which asterism.configs.choices.engine_kinds names.
+"""Defines what a package of an engine provides; asterism.configs.choices.engine_kinds lists the packages.
 
-A module with an EngineCode imports no torch. Parts that need torch, or that few commands use, are import paths.
+A module with an EngineCode imports no torch. Import paths name the parts that need torch, or that few commands use.
 """
 
 import pkgutil
@@ -15,13 +15,13 @@ from asterism.engine.contract import Engine
 
 
 class EngineStart(NamedTuple):
-    """The arguments of a factory."""
+    """The arguments of an engine's factory."""
 
     run: RunConfig
     folder: RunFolder
     process: str  # name of the generator
     version: int  # version of the checkpoint's weights
-    on_engine_lost: Callable[[str], object]  # called with the cause; its caller closes the engine
+    on_engine_lost: Callable[[str], object]  # argument: the cause; its caller closes the engine
     incarnation: int = 1  # counts the generator's starts
 
     @property
@@ -58,7 +58,7 @@ def describe_no_servers(run: RunConfig) -> Servers:
 
 class EngineCode(NamedTuple):
     factory: str  # import path: (EngineStart) -> Engine
-    describe_servers: Callable[[RunConfig], Servers] = describe_no_servers  # ValueError: tables do not match
+    describe_servers: Callable[[RunConfig], Servers] = describe_no_servers  # raises ValueError if tables do not match
     list_input_checks: Callable[[RunConfig, Path | None], InputChecks] = list_no_checks  # checks before a run starts
     machine_checks: str = ""  # import path: (RunConfig, Path | None) -> Iterable[EngineCheck], of `asterism doctor`
     find_models: str = ""  # import path: (RunConfig) -> EvaluatedModels, for `asterism eval` of running servers
@@ -82,6 +82,6 @@ def load_engine_code(run: RunConfig) -> EngineCode:
 
 
 def find_evaluated_models(run: RunConfig) -> EvaluatedModels:
-    """Ask the run's servers for their models, if it has servers. Raises UnusableInput with the server's URL."""
+    """Find the models of the run's servers, if the run has servers. Raises UnusableInput with the server's URL."""
     path = load_engine_code(run).find_models
     return pkgutil.resolve_name(path)(run) if path and run.servers.urls else EvaluatedModels(run, {})

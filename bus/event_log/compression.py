@@ -2,8 +2,8 @@
 
 Elements of token arrays have four bytes, and their bytes at equal places are similar: high bytes of ids,
 exponents of logprobs, all bytes of versions. A byte shuffle therefore groups every fourth byte
-before DEFLATE. On the long frames of a simulated step (benchmarks/event_log.py), level 1 leaves
-0.35 of the bytes, and 0.39 without the shuffle. Level 6 leaves 0.33 and takes a third more time;
+before DEFLATE. On the long frames of a simulated step (benchmarks/event_log.py), level 1 reduces the bytes to 0.35, and
+to 0.39 without the shuffle. Level 6 reaches 0.33 and takes a third more time;
 higher levels cost more than they save.
 """
 
@@ -11,7 +11,7 @@ import zlib
 
 from asterism.bus.transport.packets import MAX_FRAME_BYTES
 
-MIN_COMPRESSED_BYTES = 512  # shorter frames stay plain: they are many, and compression saves little
+MIN_COMPRESSED_BYTES = 512  # shorter frames stay plain: compression saves little and takes time
 _PLAIN, _DEFLATED, _SHUFFLED = b"\x00", b"\x01", b"\x02"
 _LEVEL = 1
 _ZERO_BYTE_RATIO = 8  # a frame contains arrays if more than 1/8 of its bytes are zero; text has no zero bytes

@@ -35,10 +35,10 @@ def read_events(
     since_seq: int = 0,
     time_range: tuple[float, float] = (-inf, inf),
 ) -> Generator[tuple[Event, Decision | None]]:
-    """Yield events in order, each with its decision, or None if the process exited before it decided.
+    """Yield events in order, each with its decision, or with None if the process exited before the decision.
 
     Filters: the number is at least `since_seq`; the event concerns `trajectory` (or, with `with_group`, its
-    group); it is of one of `kinds`; `actor` received it; its time is within the half-open `time_range`.
+    group); its kind is in `kinds`; `actor` received it; its time is in the half-open `time_range`.
     Raises UnusableLog.
     """
     conditions: list[tuple[str, Sequence[Any]]] = [("e.seq >= ?", (since_seq,))]

@@ -1,11 +1,11 @@
 """Removal of old events: with `log.keep_steps`, a log keeps the events of the last finished steps.
 
 The head reads the number of finished steps from StepTrained, a rollout process from the version that
-generated a turn. Each commit removes one small chunk of older events; SQLite reuses their space. Events
+generated a turn. Each commit removes one small chunk of older events; SQLite reuses the space. Events
 of PERMANENT_KINDS, which a resumed run and the summary need, stay. Removed events are counted by kind.
 
-A decider's state depends on all events since its RunStarted. A log without some of these events allows
-neither replay nor recovery; asterism.bus.event_log.reader.check_complete reports them.
+A decider's state depends on all events since its RunStarted. A log that lacks some of these events allows neither
+replay nor recovery; asterism.bus.event_log.reader.check_complete refuses it.
 """
 
 import sqlite3

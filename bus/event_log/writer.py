@@ -23,8 +23,8 @@ from asterism.bus.event_log.records import (
 )
 from asterism.bus.event_log.retention import Retention
 
-MAX_QUEUED_RECORDS = 200_000  # beyond this bound, `is_full` makes the owner stop receiving
-_GROUP_COMMIT_S = 0.001  # time from a group's first record to its commit; the effects of an event wait for it
+MAX_QUEUED_RECORDS = 200_000  # beyond this bound, `is_full` is true, and the owner stops receiving
+_GROUP_COMMIT_S = 0.001  # time from a group's first record to its commit; an event's effects wait for the commit
 _INSERT_BATCH_SIZES = (256, 32, 4, 1)
 
 
@@ -108,7 +108,7 @@ class EventLog:
             group, is_open = self._collect_group()
             try:
                 self._commit(group)
-            except Exception as error:  # edge of the thread: waiters for a commit must receive the error
+            except Exception as error:  # the thread's outermost level: waiters for a commit must get the error
                 self._failure = EventLogFailure(f"{self._path}: {error}")
                 self._failure.__cause__ = error
                 self.on_commit(self._committed_seq)

@@ -11,7 +11,7 @@ from asterism.bus.messages.message import Message
 class ExecutorJoined(Message, frozen=True):
     """executor -> launcher -> rollout, in order with ExecutorLeft: a sandbox is ready."""
 
-    executor: str  # address of this incarnation; `executor-0/2` is the second one
+    executor: str  # address of this incarnation; `executor-0/2` is the second incarnation
     slots: int  # number of concurrent calls
 
 
@@ -23,7 +23,7 @@ class ExecutorLeft(Message, frozen=True):
 
 
 class ExecutorHealthy(Message, frozen=True):
-    """executor -> launcher, after an incarnation's first result: resets the count of restarts."""
+    """executor -> launcher, after an incarnation's first result: the launcher resets its count of restarts."""
 
     executor: str
 
@@ -48,8 +48,8 @@ class CodeRequested(Message, frozen=True):
 
 
 class SessionRestored(Message, frozen=True):
-    """rollout -> executor, before a trajectory's first call there: the notebook that it had on another executor.
-    The cells run again, invisible to the model, when the next call needs their effects."""
+    """rollout -> executor, before the first call on this executor: the notebook that the trajectory had on another
+    executor. The cells run again, invisible to the model, when the next call needs their effects."""
 
     trajectory_id: int
     cells: tuple[CodeRequested, ...]  # all cells with effects in the notebook, in order
@@ -124,7 +124,7 @@ class CallFailed(Message, frozen=True):
 class SessionEnded(Message, frozen=True):
     """rollout -> executor: the trajectory has ended.
     The executor ends the trajectory's notebook and environment, and stops an unfinished call without an
-    answer, although an answer may already be in flight."""
+    answer, although an answer can be in flight already."""
 
     trajectory_id: int
 
@@ -158,7 +158,7 @@ class AnswerGraded(Message, frozen=True):
     reward: float  # weighted sum of the components
     duration_s: float
     executor: str
-    components: dict[str, float] = msgspec.field(default_factory=dict)  # unweighted, by name; absent if not scored
+    components: dict[str, float] = msgspec.field(default_factory=dict)  # unweighted, by name; unscored ones are absent
 
 
 ExecutorEvent = ExecutorJoined | ExecutorLeft | ExecutorHealthy | CallsRescheduled

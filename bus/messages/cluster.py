@@ -17,7 +17,7 @@ class Listener(msgspec.Struct, frozen=True, array_like=True):
 class JoinRequested(Message, frozen=True):
     """node -> launcher: request to join."""
 
-    node: str  # process name of the node's launcher, unique for all time
+    node: str  # process name of the node's launcher, which is never used again
     host: str
     port: int
     generators: int  # number of generators to run; -1: as configured

@@ -68,8 +68,8 @@ class AnsweredCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EnvironmentRestored(Message, frozen=True):
-    """rollout -> executor, before a trajectory's first call there: the instance that it had on another executor.
-    The executor repeats the calls if the task is replayable."""
+    """rollout -> executor, before the first call on this executor: the instance that the trajectory had on another. The
+    executor repeats the calls if the task is replayable."""
 
     trajectory_id: int
     task: str

@@ -41,7 +41,7 @@ class GroupAborted(Message, frozen=True):
 
 
 class ReleaseCounts(msgspec.Struct, frozen=True, array_like=True):
-    """The counts for the release's penalties in the text of a whole response, tool results included."""
+    """Counts in the text of a response, including tool results, for the penalties of the release."""
 
     tool_responses: int  # complete `<tool_response>` blocks, the model's own included
     responses_with_error: int  # blocks that contain "error", case-insensitive

@@ -14,7 +14,7 @@ class EngineJoined(Message, frozen=True):
 
 
 class EngineLeft(Message, frozen=True):
-    """launcher -> arbiter, recipe, rollouts: this incarnation of the engine and all earlier ones have ended."""
+    """launcher -> arbiter, recipe, rollouts: this incarnation of the engine and all earlier incarnations have ended."""
 
     engine: str
     cause: str
@@ -50,7 +50,7 @@ class LeaseRequested(Message, frozen=True):
     lease: int  # number of the requested lease: counts the trajectory's leases from 1
     tokens: int  # current length of the trajectory, prompt included
     prompt_tokens: int  # prompt length, shared by the group's trajectories
-    max_new_tokens: int  # tokens by which the trajectory may still grow, tool results included
+    max_new_tokens: int  # tokens by which the trajectory can still grow, including tool results
 
 
 class LeaseGranted(Message, frozen=True):
@@ -74,7 +74,7 @@ class LeaseDeferred(Message, frozen=True):
 
 class LeasePaused(Message, frozen=True):
     """rollout -> arbiter: the turn is generated and a tool call runs.
-    The lease shrinks to the cached tokens, which the arbiter may release until the next request."""
+    The lease shrinks to the cached tokens. Until the next request, the arbiter can release this cache."""
 
     trajectory_id: int
     tokens: int
@@ -106,7 +106,7 @@ class LedgerReported(Message, frozen=True):
     usable_tokens: int  # trusted part of the capacity: smaller for an engine that evicts or preempts
     running: int  # trajectories with a lease
     idle: int
-    waiting: int  # trajectories that wait, with a cache on this engine
+    waiting: int  # waiting trajectories with a cache on this engine
     used_tokens: int  # tokens in use, as measured by the engine
 
 

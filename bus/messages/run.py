@@ -34,7 +34,7 @@ class RunStarted(Message, frozen=True):
     step: int
     cursor: BufferCursor
     health: HealthConfig | None = None  # options of this launch, for the recorder; None: as in the run's configuration
-    earlier_steps: tuple[StepOutcome, ...] = ()  # outcomes up to `step`, for the recipe; empty without [early_stopping]
+    earlier_steps: tuple[StepOutcome, ...] = ()  # outcome of each step up to `step`; empty without [early_stopping]
     answered: tuple[int, ...] = ()  # seeds of the answers of earlier launches, with evaluation.only
 
 

@@ -39,18 +39,18 @@ class ComponentSum(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TaskCounts(msgspec.Struct, frozen=True, array_like=True):
-    """Sums over the groups and trajectories of a step or an evaluation, or over a task's or a set's part of them."""
+    """Sums over groups and trajectories: of a step or an evaluation, or only of one task or evaluation set."""
 
     groups: int = 0
     groups_rejected: int = 0  # groups that rl.group_filter rejects, for example for equal rewards
     groups_lost: int = 0  # groups with too few trajectories after failures, the staleness limit and filters
     trajectories: int = 0  # finished trajectories
     trajectories_failed: int = 0  # trajectories with infrastructure failures
-    positives: int = 0  # successes (evaluation.success)
+    positives: int = 0  # successful trajectories (evaluation.success)
     reward: float = 0.0  # sum over trajectories
     calls: int = 0
     calls_failed: int = 0
-    positive_calls: int = 0  # calls in positives
+    positive_calls: int = 0  # calls of successful trajectories
     positive_calls_failed: int = 0
     response_tokens: int = 0  # generated and tool tokens
 
@@ -69,7 +69,7 @@ class EvaluationFinished(Message, frozen=True):
     components: dict[str, ComponentSum] = msgspec.field(default_factory=dict)
     tasks: dict[str, TaskCounts] = msgspec.field(default_factory=dict)  # counts by task; none without [[tasks]]
     sets: dict[str, TaskCounts] = msgspec.field(default_factory=dict)  # counts by set; none without [[evaluation.sets]]
-    other_version_tokens: int = 0  # tokens generated with other weights, because all engines of `version` were lost
+    other_version_tokens: int = 0  # tokens of other weights, generated after all engines of `version` were lost
     first_group_id: int = -1  # the groups of an evaluation have consecutive ids
 
 
@@ -214,8 +214,8 @@ class WeightsSynced(Message, frozen=True):
 
 
 class GpuMemoryRequested(Message, frozen=True):
-    """learner -> recipe, before it computes, if it shares its GPUs with engines: request their memory.
-    The learner keeps the memory of the engines until it publishes weights."""
+    """learner -> recipe, before the learner computes on GPUs that it shares with engines: request the engines' memory.
+    The learner keeps this memory until it publishes weights."""
 
     learner_incarnation: int
     version: int  # lower bound of the version that the learner will publish; -1: it has just started

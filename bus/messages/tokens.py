@@ -25,7 +25,7 @@ class TokenRecord(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: int
     token_ids: bytes  # int32 [T]
     loss_mask: bytes  # uint8 [T]; 1 for generated tokens that are not too stale
-    logprobs: bytes  # float32 [T]; under the version that generated the token; 0 for other tokens
+    logprobs: bytes  # float32 [T], by the version that generated the token; 0 for other tokens
     versions: bytes  # int32 [T]; -1 for tokens that were not generated
 
     @property

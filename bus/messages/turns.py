@@ -7,7 +7,7 @@ from asterism.configs.schema.algorithm import Sampling
 
 
 class TurnRequested(Message, frozen=True):
-    """rollout -> generator: generate a turn. Contains all token ids; the engine may have a prefix cached."""
+    """rollout -> generator: generate a turn. Contains all token ids, although the engine can have cached a prefix."""
 
     trajectory_id: int
     turn: int
@@ -16,7 +16,7 @@ class TurnRequested(Message, frozen=True):
     max_new_tokens: int  # bounded by the lease
     sampling: Sampling
     stop_token_ids: tuple[int, ...]
-    seed: int  # seed of the trajectory; sampling noise depends only on it and on the token's position
+    seed: int  # seed of the trajectory; the sampling noise depends only on the seed and the token's position
     incarnation: int = 1  # incarnation of the engine in the lease; another incarnation answers TurnFailed
 
 

@@ -33,7 +33,7 @@ def exit_reason_path(folder: RunFolder, process: str) -> Path:
 
 
 def write_exit_reason(folder: RunFolder, process: str, reason: ExitReason) -> None:
-    """Write the first reason of a process or its ranks; later reasons are consequences of it and are ignored."""
+    """Write the first reason of a process or its ranks; later reasons are consequences of the first and are ignored."""
     with contextlib.suppress(OSError), exit_reason_path(folder, process).open("xb") as file:
         file.write(msgspec.json.encode(reason))
     if reason.kind == "unusable_input":  # Python prints the text of other exceptions
@@ -57,7 +57,7 @@ def load_exit_reason(path: Path) -> ExitReason | None:
 
 
 def read_exit_reason(output_path: Path, reason_path: Path, max_lines: int = 12) -> str:
-    """Return the last `max_lines` of the process's output, or its exit reason if the lines do not contain it."""
+    """Return the last `max_lines` of the process's output, or its exit reason if these lines lack the reason."""
     output = output_path.read_text(errors="replace").rstrip() if output_path.exists() else ""
     printed = "\n".join(output.splitlines()[-max_lines:])
     reason = load_exit_reason(reason_path)

@@ -29,8 +29,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     incarnation: int  # counts the starts of the process
     lag_s: float  # largest delay of a timer since the last heartbeat
     waiting: int  # frames in the inbox
-    unacknowledged: int  # frames that were sent
-    dropped: int  # frames and packets, as in asterism.bus.bus.Bus.dropped
+    unacknowledged: int  # sent frames that are not acknowledged
+    dropped: int  # dropped frames and packets, as in asterism.bus.bus.Bus.dropped
 
 
 _encoder = msgspec.json.Encoder()

@@ -52,11 +52,11 @@ def describe_operations(operations: Sequence[RunningOperation]) -> str:
 class OperationRecord:
     """The running operations of all threads, in the order of their starts.
 
-    `failed` describes the operations that ran when the first of them raised an exception.
+    `failed` describes the operations that ran when the first exception was raised in an operation.
     """
 
     def __init__(self, limit_s: float = 0.0, path: Path | None = None, incarnation: int = 1) -> None:
-        """Make a record. `limit_s`: of each operation with a limit; 0: none. `path`: of the file; None: no file."""
+        """Make a record. `limit_s`: limit of operations with a limit; 0: no limit. `path`: the file; None: no file."""
         self.failed = ""
         self._limit_s = limit_s
         self._path = path

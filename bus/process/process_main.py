@@ -16,7 +16,7 @@ from asterism.configs.run_folder import RunFolder
 
 @contextlib.contextmanager
 def pausing_garbage_collector() -> Generator[None]:
-    """Disable the collector during imports of torch: a search of these permanent objects would take half a second."""
+    """Disable garbage collection during imports of torch, where it would search permanent objects for half a second."""
     gc.disable()
     try:
         yield

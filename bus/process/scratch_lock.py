@@ -17,11 +17,11 @@ import time
 from collections.abc import Generator, Iterator, Set
 from pathlib import Path
 
-SHARED_MEMORY_INODES = "shared_memory_inodes"  # file with the inodes of its programs' shared memory
+SHARED_MEMORY_INODES = "shared_memory_inodes"  # file with the inodes of shared memory of the folder's programs
 _LOCK_NAME = ".lock"
 _PARENTS = (Path("/tmp"), Path("/dev/shm"))  # parents of scratch folders, as well as the temporary folder
 _CGROUP_LINK = "cgroup"
-_CGROUP_DELAYS_S = (0.0, 0.01, 0.1, 1.0)  # times within which killed processes leave a cgroup
+_CGROUP_DELAYS_S = (0.0, 0.01, 0.1, 1.0)  # waits between attempts: killed processes leave a cgroup late
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -55,7 +55,7 @@ def unlink_shared_memory(inodes: Set[int]) -> None:
 
 
 def link_cgroup(scratch: Path, cgroup: Path) -> None:
-    """Let the cgroup, of the same name, end with the scratch folder, also after a kill of its holder."""
+    """Remove the cgroup, which has the same name, together with the scratch folder, also after a kill."""
     (scratch / _CGROUP_LINK).symlink_to(cgroup)
 
 
@@ -86,7 +86,7 @@ def has_owner_ended(owner: str) -> bool:
 
 
 def _create_scratch(path: Path) -> int:
-    """Make the folder and return the descriptor of its lock. Another start may remove the folder first: then repeat."""
+    """Make the folder and return the descriptor of its lock. Repeat if another start removes the folder first."""
     while True:
         _remove_if_stale(path, without_lock=True)
         path.mkdir(mode=0o700)
@@ -116,7 +116,7 @@ def _remove_if_stale(path: Path, *, without_lock: bool = False) -> bool:
 
 
 def _remove_tree(path: Path) -> bool:
-    """Remove the folder, the lock file last. Programs may leave trees that are unreadable, or too deep for shutil."""
+    """Remove the folder, the lock file last. Programs can leave trees that are unreadable, or too deep for shutil."""
     for record in (*path.glob(SHARED_MEMORY_INODES), *path.glob(f"*/{SHARED_MEMORY_INODES}")):
         with contextlib.suppress(OSError, ValueError):
             unlink_shared_memory({int(inode) for inode in record.read_text().split()})

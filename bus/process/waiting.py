@@ -31,7 +31,7 @@ async def wait_for_first(*works: Awaitable[Result]) -> Result:
 
 
 async def wait_for_exit(pid: int) -> None:
-    """Wait for the end of a process, without polling; return immediately if it does not exist."""
+    """Wait for the end of a process, without polling; return immediately if the process does not exist."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:

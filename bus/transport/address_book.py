@@ -46,7 +46,7 @@ def write_address_book(sockets: Path, book: AddressBook) -> None:
 
 
 def write_key_location(sockets: Path, key_file: Path) -> None:
-    """Write the key's path: processes with sockets in this folder belong to a cluster; they also need a book."""
+    """Write the key's path. Processes with sockets in this folder then belong to a cluster and need a book."""
     write_atomically(sockets / _KEY_LOCATION_FILE, str(key_file.resolve()).encode())
 
 

@@ -61,7 +61,7 @@ def generate_key(folder: Path) -> Path:
 
 
 def load_key(path: Path) -> ClusterKey:
-    """Load the key. Raises UnusableInput for a file that is not a key, or that other users may read."""
+    """Load the key. Raises UnusableInput for a file that is not a key, or that other users can read."""
     try:
         mode = path.stat().st_mode
         secret = path.read_bytes().strip()
@@ -101,7 +101,7 @@ def _enable_heartbeats(socket: Socket) -> None:
 
 
 class ZapAuthenticator:
-    """An authenticator that answers requests and counts failures; made before a socket binds to TCP."""
+    """An authenticator that answers requests and counts failures. Make it before a socket binds to TCP."""
 
     def __init__(self, context: zmq.Context[Socket], key: ClusterKey, on_refused: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()

@@ -25,7 +25,7 @@ class MalformedPacket(ValueError):
 
 class Packet(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
     sender: _Process
-    to: _Process  # intended receiver; another process may listen on its socket now
+    to: _Process  # intended receiver; another process can listen on its socket now
     epoch: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]  # epoch of the sender
     receiver_epoch: _Epoch  # epoch of the intended receiver; UNKNOWN_EPOCH only in a probe
     resend_round: _Number  # number of times that the sender has gone back to resend frames
@@ -38,7 +38,7 @@ class Ack(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown
     epoch: _Epoch  # epoch of the sender of the frames
     receiver_epoch: _Epoch  # epoch of the sender of this acknowledgement
     received_below: _NextNumber  # all frames with lower numbers have arrived
-    acknowledged_below: _NextNumber  # all frames with lower numbers are processed; the sender need not hold them
+    acknowledged_below: _NextNumber  # all frames with lower numbers are processed; the sender can drop them
     resend_round: _Number  # round of the packet that this acknowledgement answers
     sent_before: _Number  # frames with lower numbers were sent before the answered packet; 0 without such a packet
 

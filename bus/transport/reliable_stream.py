@@ -1,7 +1,7 @@
 """One lane of one link as two state machines: SendWindow numbers and holds frames, ReceiveWindow orders them.
 
-ReceiveWindow accepts each frame once, in order. Both use no clock, socket or task. The network may lose,
-duplicate and reorder packets and acknowledgements, and either process may be restarted:
+ReceiveWindow accepts each frame once, in order. Both use no clock, socket or task. The network can lose, duplicate and
+reorder packets and acknowledgements, and either process can be restarted:
 
 - Frames are numbered from 0 in each epoch of the sender. They are addressed to one epoch of the
   receiver, which the answer to a probe contains; a receiver in another epoch does
@@ -9,7 +9,7 @@ duplicate and reorder packets and acknowledgements, and either process may be re
 - Acknowledgements are cumulative: they contain the number of frames that have arrived and of frames that
   are processed. The sender drops processed frames; the other frames are its window, bounded in messages
   and bytes.
-- A receiver for which a sender's epoch is new starts at `base`, the lowest number that the sender
+- A receiver that gets a packet of a new sender's epoch starts at `base`, the lowest number that the sender
   holds.
 - The sender resends from the first frame that has not arrived if the receiver is a new
   incarnation, reports a gap before a packet, or has not received all frames sent before a probe.
@@ -51,7 +51,7 @@ class SendWindow:
         self._unsent: deque[bytes] = deque()
         self.base = 0
         self.num_bytes = 0  # bytes of the held frames
-        self.received_below = 0  # value in the latest acknowledgement
+        self.received_below = 0  # `received_below` of the latest acknowledgement
 
     @property
     def num_buffered(self) -> int:
@@ -168,7 +168,7 @@ class ReceiveWindow:
         self._own_epoch = own_epoch
         self._sent_before = 0
         self._resend_round = 0
-        self._resend_requested = UNKNOWN_EPOCH  # number of the first frame that was requested again
+        self._resend_requested = UNKNOWN_EPOCH  # number of the first frame of the last resend request
         self.epoch = epoch
         self.expected = expected
         self.acknowledged = expected
@@ -183,7 +183,7 @@ class ReceiveWindow:
         if packet.epoch > self.epoch:
             self.epoch, self.expected, self.acknowledged = packet.epoch, packet.base, packet.base
             self._sent_before, self._resend_requested = 0, UNKNOWN_EPOCH
-        elif packet.base > self.expected:  # the sender has dropped the frames in between
+        elif packet.base > self.expected:  # the sender has dropped the frames between both numbers
             self.expected = packet.base
         if not packet.frames:
             self._schedule_ack(packet, packet.first)
@@ -207,7 +207,7 @@ class ReceiveWindow:
         self.num_dropped += len(packet.frames) - len(new)
         self.expected += len(new)
         if not new:
-            self._schedule_ack(packet, 0)  # the sender may have missed the previous acknowledgement
+            self._schedule_ack(packet, 0)  # the previous acknowledgement can be lost
         return new
 
     def _schedule_ack(self, packet: Packet, sent_before: int) -> None:

@@ -1,8 +1,8 @@
 """All links of one process: the windows of asterism.bus.transport.reliable_stream over a wire.
 
 Frames that are sent to a peer within one iteration of the event loop travel as one packet; no frame waits for
-a packet to fill. A sender waits while the window of its lane is full. An acknowledgement is sent
-shortly after its first frame is processed, and at the latest after a quarter of a window.
+a packet to fill. A sender waits while the window of its lane is full. An acknowledgement is sent shortly after its
+first frame is processed, or earlier after a quarter of a window.
 """
 
 import asyncio
@@ -59,11 +59,11 @@ class _OutChannel:
         self.lane: Lane = lane
         self.window = window
         self._limits = limits
-        self.send_lock = asyncio.Lock()  # held by the sender that waits for the window to open; others queue for it
+        self.send_lock = asyncio.Lock()  # held by the sender that waits for an open window; other senders queue
         self.window_open = asyncio.Event()
         self.flush_scheduled = False
-        self.blocked = False  # the wire has no space
-        self.has_buffered = False  # the window may contain frames
+        self.blocked = False  # whether the wire has no space
+        self.has_buffered = False  # whether the window can contain frames
         self.probed_at = 0.0  # time of the last probe or of the last progress
         self.probe_interval_s = 0.0
 
@@ -84,7 +84,7 @@ class _OutChannel:
         self.probed_at, self.probe_interval_s = now, self._limits.probe_after_s or 0.0
 
     def probe_if_stalled(self, wire: Wire, now: float) -> bool:
-        """Return whether frames are unacknowledged; sends a probe after the probe interval."""
+        """Return whether frames are unacknowledged. If the probe interval has passed, send a probe."""
         self.has_buffered = self.has_buffered and self.window.num_buffered > 0
         if self.has_buffered and now - self.probed_at >= self.probe_interval_s:
             self.probed_at = now
@@ -107,7 +107,7 @@ class _InChannel:
 
     def __init__(self, window: ReceiveWindow) -> None:
         self.window = window
-        self.send_ack: SendAck | None = None  # sends over the connection of the last packet
+        self.send_ack: SendAck | None = None  # sends over the last packet's connection
         self.ack_scheduled = False
         self.acknowledged_below = window.acknowledged  # acknowledged number that was last sent to the sender
 
@@ -218,7 +218,7 @@ class ReliableTransport:
             self._start_probe_timer()
 
     def probe(self, process: str) -> None:
-        """Probe the process; call this when a new incarnation of it may have started."""
+        """Probe the process; call this when a new incarnation can have started."""
         for lane in LANES:
             channel = self._out_channels.get((process, lane))
             if channel is not None and channel.window.num_buffered:

@@ -39,7 +39,7 @@ _LINGER_MS = 500  # time that closing waits for unwritten acknowledgements
 _RECONNECT_MS = 20
 _RECONNECT_MAX_MS = 500
 _HIGH_WATER_MARK = 64  # length of ZeroMQ's queues in packets, at either end of a connection
-_MAX_READS_PER_WAKEUP = 1024  # bounded so that other callbacks of the event loop run in between
+_MAX_READS_PER_WAKEUP = 1024  # bound, so that the event loop can run other callbacks
 _MAX_SOCKETS = 65_536
 _BOOK_POLL_S = 0.25
 
@@ -170,14 +170,14 @@ class ZmqWire:
     # ---------------------------------------------------------------- receiving
 
     def _read(self, lane: Lane) -> None:
-        """Read all packets, since the descriptor reports only changes, or until the inbox is full."""
+        """Read packets until none is left or the inbox is full, because the descriptor reports only changes."""
         router = self._routers[lane]
         if router.closed:
             return
         num_read = 0
         while num_read < _MAX_READS_PER_WAKEUP:
             if self._transport.inbox.is_full(lane):
-                return  # the inbox calls `_read` again when it is half empty
+                return  # a half-empty inbox calls `_read` again
             try:
                 parts = router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -198,7 +198,7 @@ class ZmqWire:
         router = self._routers[lane]
         router.send_multipart((route, encode_ack(ack)), zmq.NOBLOCK)  # dropped if the peer has left or does not read
         if router.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # pyright: ignore[reportOperatorIssue]
-            self._loop.call_soon(self._read, lane)  # sending may have cleared the descriptor's event
+            self._loop.call_soon(self._read, lane)  # sending can clear the descriptor's event
 
     # ---------------------------------------------------------------- sending
 
@@ -217,7 +217,7 @@ class ZmqWire:
         return True
 
     def _connect(self, process: str, lane: Lane) -> Socket | None:
-        """Connect to the process; None if the book does not have it yet, or without a free descriptor.
+        """Connect to the process; None if the book lacks the process, or if no descriptor is free.
 
         The socket has no identity: ZeroMQ must not take a restarted process for its previous
         incarnation.

@@ -16,7 +16,7 @@ _TOKEN = re.compile(rf"{_STRING}|.", re.DOTALL)
 _JSON_NAME = re.compile(rf"{_STRING}|\b(?:true|false|null)\b", re.DOTALL)
 _PYTHON_NAMES = {"true": "True", "false": "False", "null": "None"}
 _FUNCTIONS = re.compile(r"\[\s*\{\s*\"")
-_CALL_SYNTAX = re.compile(r"[^.\n]*\[\w+\(.*")  # from the start of the sentence to the end of the line
+_CALL_SYNTAX = re.compile(r"[^.\n]*\[\w+\(.*")  # matches from the start of the sentence to the line's end
 _INTRODUCTION = re.compile(r"[^.\n]*(?:list of functions[^.\n]*\.?|:)\Z")
 
 
@@ -53,7 +53,7 @@ def _convert_message(message: DialogueMessage, names: list[str]) -> DialogueMess
 
 
 def _split_system(system: str) -> tuple[list[RowFields], str]:
-    """Return the functions, and the text without them; without a JSON list of functions, none and the whole text."""
+    """Return the functions and the text without them. A text without a JSON list of functions stays whole."""
     start = _FUNCTIONS.search(system)
     try:
         found: Any = json.JSONDecoder().raw_decode(system, start.start())[0] if start else []
@@ -87,7 +87,7 @@ def _parse_value(text: str) -> Any:
             value = json.loads(text, strict=False)
         except ValueError:
             literal = _JSON_NAME.sub(lambda found: _PYTHON_NAMES.get(found[0], found[0]), text)
-            with warnings.catch_warnings(action="ignore"):  # warnings about unknown escapes
+            with warnings.catch_warnings(action="ignore"):  # Python warns about unknown escapes
                 value = ast.literal_eval(literal)
         return json.loads(json.dumps(value, allow_nan=False))
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):

@@ -20,9 +20,9 @@ from asterism.configs.file_manifest import check_file
 RowFields = dict[str, Any]
 
 _PART_EXTENSIONS = (".parquet", ".jsonl", ".jsonl.gz")
-_MAX_CSV_CHARACTERS = 2**31 - 1  # per value; some solutions exceed the default of 2**17
+_MAX_CSV_CHARACTERS = 2**31 - 1  # limit per CSV value; some solutions exceed the default of 2**17
 _BLOCK_ROWS = 131_072  # rows of a parquet file that are in memory at once
-_NUMBERED_PART = re.compile(r"(.+?)-\d+-of-(\d+)(?:-[0-9a-f]+)?\.")  # train-00000-of-00003.parquet, or with a hash
+_NUMBERED_PART = re.compile(r"(.+?)-\d+-of-(\d+)(?:-[0-9a-f]+)?\.")  # train-00000-of-00003.parquet, also with a hash
 _SPLIT = re.compile(r"(?<![a-z])(train|test|validation|valid|val|dev|eval)(?![a-z])")  # gsm8k_train.jsonl
 _REMOVED_ROWS = ".removed.jsonl"  # written by `asterism data clean`
 _BYTE_ORDER_MARKS = {  # UTF-32 first: its mark begins with the mark of UTF-16
@@ -71,15 +71,15 @@ class BadRows:
 
 
 class DatasetRow(NamedTuple):
-    path: Path  # the file; in a folder, the part
-    number: int  # from 1; in JSONL, the line
+    path: Path  # the file, or the part of a folder
+    number: int  # row number from 1; in JSONL, the line number
     fields: RowFields
 
 
 def read_rows(path: Path, columns: Collection[str] = (), bad_rows: BadRows | None = None) -> Iterator[DatasetRow]:
     """Yield all rows of a file or of a folder's parts, without blank lines.
 
-    From a parquet file, only `columns` are read, or all if none are given. Raises DatasetError, also without rows.
+    From a parquet file, only `columns` are read, or all if none are given. Raises DatasetError, also for an empty file.
     """
     is_empty, bad_rows = True, bad_rows or BadRows()
     for file in list_data_files(path):
@@ -106,7 +106,7 @@ def list_data_files(path: Path) -> list[Path]:
 
 
 def _explain_download(path: Path) -> str:
-    """Suggest a download. The path may end with a data set's name on a hub if only the folder before it exists."""
+    """Suggest a download. A path whose last two parts do not exist can be a data set's name on a hub."""
     may_be_name = len(path.parts) > 1 and path.parents[1].is_dir() and not path.parent.exists()
     name = "/".join(path.parts[-2:]) if may_be_name else "OWNER/NAME"
     return f" or folder; download a data set first: `asterism data fetch {name} --output FOLDER`"
@@ -197,7 +197,7 @@ def _skip_byte_order_mark(path: Path, file: io.BufferedReader) -> str:
 
 def _read_jsonl(path: Path, file: io.BufferedReader, encoding: str, bad_rows: BadRows) -> Iterator[DatasetRow]:
     with io.TextIOWrapper(file, encoding) as text:
-        lines = file if encoding == "utf-8" else text  # errors in text, which is decoded in blocks, have no line number
+        lines = file if encoding == "utf-8" else text  # text is decoded in blocks: its errors have no line number
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 try:

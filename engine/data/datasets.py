@@ -90,9 +90,9 @@ class QuestionReport:
     num_overlapping: int = 0  # test questions that are also training questions
     num_other_format: int = 0
     first_other_format: str = ""  # name of the first problem with another answer format
-    num_placeholders: int = 0  # answers that are placeholders
+    num_placeholders: int = 0  # questions with a placeholder as the answer
     first_placeholder: str = ""  # answer and name of the first problem with a placeholder
-    _questions: set[bytes] = field(default_factory=set[bytes])  # digests: texts take ten times the memory
+    _questions: set[bytes] = field(default_factory=set[bytes])  # digests, because texts take ten times the memory
     _problems: set[bytes] = field(default_factory=set[bytes])
 
     def add_problem(self, problem: DatasetProblem) -> bool:
@@ -170,9 +170,9 @@ def make_training_report(max_bad_rows: int) -> QuestionReport:
 def read_problems(
     path: Path, report: QuestionReport | None = None, max_rows: int | None = None, layout: RowLayout = PLAIN_ROWS
 ) -> Iterator[DatasetProblem]:
-    """Yield the problems of the file or folder, without repeated problems unless `report` is for test questions.
+    """Yield the problems of the file or folder, without repeated problems. Test questions keep repeated problems.
 
-    Raises the first row's DatasetError if all rows are unusable, and an error above the limit of `report.bad_rows`.
+    Raises the first row's DatasetError if all rows are unusable, and UnusableInput above the limit of bad rows.
     """
     report = report or QuestionReport()
     for row in islice(read_rows(path, () if layout.all_columns else QUESTION_COLUMNS, report.bad_rows), max_rows):
@@ -252,7 +252,7 @@ def _parse_messages(prompt: object) -> object:
 
 
 def _find_ground_truth(row: RowFields) -> tuple[str, object]:
-    """Return the field, and the answer as in the file."""
+    """Return the answer's field, and the answer as in the file."""
     if (value := _get_object(row, "reward_model").get("ground_truth")) is not None:
         return "reward_model.ground_truth", value
     for key in _ANSWER_FIELDS:

@@ -194,7 +194,7 @@ def _parse_calls(value: object, location: DatasetLocation) -> list[Any]:
 
 
 def _are_typed_parts(value: list[Any]) -> bool:
-    """Return whether all parts have the type text. Another list of a tool is its result as JSON."""
+    """Return whether all parts have the type text. Any other list is a tool's result as JSON."""
     return bool(value) and all(isinstance(part, dict) and cast(RowFields, part).get("type") == "text" for part in value)
 
 

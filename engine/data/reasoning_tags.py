@@ -39,7 +39,7 @@ def split_reasoning(content: str, tag: str = THINK, calls: ToolCallFormat = JSON
 
 
 def join_reasoning(content: str, reasoning: str | None, prefill: str, tag: str, calls: ToolCallFormat) -> str:
-    """Return the turn with one pair of `tag`, the tag of `prefill`, around its first reasoning. Raise BrokenTags.
+    """Put the turn's first reasoning into one pair of `tag`, which is the tag of `prefill`. Raise BrokenTags.
 
     `reasoning`: the reasoning of a separate field, or None.
     """
@@ -58,7 +58,7 @@ def join_reasoning(content: str, reasoning: str | None, prefill: str, tag: str, 
 def require_pairs(text: str, *tags: str, prefix: str = "", calls: ToolCallFormat = JSON_CALLS) -> None:
     """Raise BrokenTags for a tag of reasoning without its pair, or inside of another pair; texts of calls are skipped.
 
-    `prefix`: a tag that may begin the text without a pair, if no other tag follows.
+    `prefix`: a tag that needs no pair at the start of the text, if no other tag follows.
     """
     found = [each for each in _TAG.findall(_remove_calls(text, calls)) if each[1] in tags]
     if found == [("", prefix)] and text.startswith(f"<{prefix}>"):

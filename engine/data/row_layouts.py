@@ -21,7 +21,7 @@ def list_columns(file: SftFileConfig) -> tuple[str, ...]:
 def read_dialogue(row: DatasetRow, file: SftFileConfig) -> tuple[DatasetRow, RowDialogue] | None:
     """Return the row, with `tools` from its system text, and its messages. Raises DatasetError with the field.
 
-    Returns None for a row that the file leaves out: by `where`, or because it does not have exactly one program.
+    Returns None for a row that `where` leaves out, or that does not have exactly one program.
     """
     if any(row.fields.get(column) != value for column, value in file.where.items()):
         return None

@@ -36,7 +36,7 @@ def choose_format(
     if file.prompt == "run" or has_run_prompt:
         return first, run_format
     describes_tools = "<tools>" in dialogue.system
-    if tools and not (describes_tools and run_format.has_renderer):  # a renderer would describe them again
+    if tools and not (describes_tools and run_format.has_renderer):  # a renderer would repeat the tools
         return first, replace_prompt(run_format, dialogue.system or DEFAULT_SYSTEM, tools)
     needs_tools = dialogue.has_calls and not describes_tools
     return first, replace_prompt(run_format, dialogue.system, run_format.tools if needs_tools else ())

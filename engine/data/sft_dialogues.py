@@ -114,7 +114,7 @@ def iter_sft_texts(
 
 
 def describe_bad_rows(errors: Sequence[DatasetError]) -> str:
-    """Describe their number, the first error, and rows by defect and by unknown function; empty without errors."""
+    """Describe the number of errors, the first error, and rows by defect and unknown function; empty without errors."""
     if not errors:
         return ""
     functions = Counter(error.function for error in errors if isinstance(error, UnknownFunction))

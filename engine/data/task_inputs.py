@@ -26,7 +26,7 @@ def write_task_descriptions(folder: RunFolder, descriptions: TaskDescriptions) -
 
 
 def read_task_descriptions(folder: RunFolder) -> TaskDescriptions:
-    """Read the descriptions of all tasks. Raises UnusableInput before the launcher has written them."""
+    """Read the descriptions of all tasks. Raises UnusableInput if the launcher has not written the file."""
     path = folder.task_descriptions
     check_file(path)
     try:

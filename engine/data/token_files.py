@@ -51,13 +51,13 @@ class DialogueSource(NamedTuple):
 
     path: Path
     tokenizer: FastTokenizer
-    formats: Mapping[str, DialogueFormat]  # by name of the task
+    formats: Mapping[str, DialogueFormat]  # formats by the task's name
     file: SftFileConfig
     sft: SftConfig
     families: Mapping[str, FamilyDialogues] = NO_FAMILIES
 
     def compute_digest(self) -> str:
-        """Compute the digest of all inputs, for which the whole data file is read. Raises DatasetError."""
+        """Compute the digest of all inputs; this reads the whole data file. Raises DatasetError."""
         file, sft = self.file, self.sft
         layout = (file.prompt, dict(file.tool_names), file.calls, file.program_tool, dict(file.where))
         options = (*layout, sft.max_tokens, sft.too_long, sft.max_bad_rows)
@@ -95,7 +95,7 @@ class MappedTokens(NamedTuple):
 def write_token_file(parent: Path, source: DialogueSource) -> Path:
     """Return the token file of the source; write it unless it exists.
 
-    Only one process at a time may call it for a `parent`. Raises DatasetError and DiskError.
+    Two processes must not call it for one `parent` at the same time. Raises DatasetError and DiskError.
     """
     folder = parent / source.compute_digest()
     if folder.is_dir():

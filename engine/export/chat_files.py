@@ -31,7 +31,7 @@ from asterism.policies.dialogue.chat_template import OPENING_TAG, build_chat_tem
 from asterism.policies.tools.task_description import TaskDescription
 
 SERVING_FILE = "asterism.json"
-_STALE_FILES = ("special_tokens_map.json", "added_tokens.json")  # tokenizer.json has their content
+_STALE_FILES = ("special_tokens_map.json", "added_tokens.json")  # tokenizer.json has the content of these files
 
 
 class ChatParsers(NamedTuple):
@@ -105,7 +105,7 @@ def build_served_chat(run: RunConfig, task: TaskConfig, description: TaskDescrip
 
 def build_checkpoint_chat(run: RunConfig, folder: RunFolder, source: Path) -> ServedChat | None:
     """Build the files of the first task's chat, or return None with a renderer: a checkpoint keeps the files of the
-    initial model, which may lack a template. Raises UnusableInput."""
+    initial model, which can lack a template. Raises UnusableInput."""
     task = run.resolved_tasks[0]
     if task.get_dialogue().renderer:
         return None
@@ -150,7 +150,7 @@ def _choose_parsers(config: DialogueConfig, dialogue: DialogueFormat) -> ChatPar
 
 
 def _has_reasoning(parser: str, template: str, parameters: Mapping[str, Any]) -> bool:
-    """Return whether responses have reasoning: if not, a parser would treat one without `</think>` as reasoning."""
+    """Return whether responses have reasoning. A parser would treat all text without `</think>` as reasoning."""
     if False in (parameters.get("enable_thinking"), parameters.get("thinking")):
         return False
     return parser == "gpt-oss" or "<think>" in template

@@ -142,7 +142,7 @@ def write_model_description(folder: Path, config: DecoderConfig, source: Path, d
 
 
 def _find_end_of_turn(source: Path) -> int | list[int]:
-    """Return the id of ChatML's token, or the ids in the folder's configuration, such as Llama 3's."""
+    """Return the id of ChatML's end of turn, or the ids in the folder's configuration, such as Llama 3's."""
     tokenizer = load_tokenizer(source)
     if (token := tokenizer.find_token_id(TURN_END)) is not None:
         return token

@@ -4,8 +4,8 @@ The run encodes a dialogue piece by piece, and untrusted text without special to
 private characters each, which the exported tokenizer removes:
 
     BOUNDARY    ends a piece: the pre-tokenizer splits there, so that no merge crosses it
-    HIDDEN      within the text of a special token that stays ordinary text: the normalizer removes it, which runs after
-                special tokens are found
+    HIDDEN      keeps the text of a special token ordinary: the normalizer, which runs after special tokens are found,
+                removes this mark
 
 Texts without marks have the same ids as before, and the vocabulary does not change.
 """
@@ -53,7 +53,7 @@ def find_marks(tokenizer: FastTokenizer, fields: TokenizerFields) -> TemplateMar
 
 
 def _list_hidden(added: Any) -> list[tuple[str, str]]:
-    """Replace the start of each special text: the shortest start that no ordinary added text contains."""
+    """Map the shortest start of each special text, which no ordinary added text contains, to a start with HIDDEN."""
     special = [token["content"] for token in added if _is_protected(token)]
     ordinary = [token["content"] for token in added if not _is_protected(token)]
     starts: dict[str, str] = {}
@@ -74,8 +74,8 @@ def _is_tag(text: str) -> bool:
 
 
 def build_served_tokenizer(fields: TokenizerFields, visible: Sequence[str], *, has_boundaries: bool) -> dict[str, Any]:
-    """Return `fields` with steps that remove marks. `visible`: tags that a decoded text keeps without special tokens,
-    because a client parses them. A second call changes nothing."""
+    """Return `fields` with steps that remove marks. `visible`: tags that decoding without special tokens keeps, because
+    a client parses these tags. A second call changes nothing."""
     served: dict[str, Any] = json.loads(json.dumps(fields))
     for token in served.get("added_tokens", ()):
         if _is_protected(token):

@@ -63,7 +63,7 @@ class HttpSession:
         """Return the status, which may be an error, and the response's body."""
         timeout_s = timeout_s or self._request_timeout_s
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
-        content = None if body is None else io.BytesIO(msgspec.json.encode(body))  # sent in pieces, unlike bytes
+        content = None if body is None else io.BytesIO(msgspec.json.encode(body))  # aiohttp sends a stream in pieces
         with _translate_errors(path, timeout_s):
             async with self._get_session().request(
                 method, path, data=content, headers=self._headers, timeout=timeout
@@ -102,7 +102,7 @@ class StreamedResponse:
         self._end_deadline: float | None = None
 
     def expect_end(self) -> None:
-        """Declare the answer complete: from now on the connection may break, and the end takes at most STREAM_END_S."""
+        """Declare the answer complete: a broken connection is then no error, and the end takes at most STREAM_END_S."""
         if self._end_deadline is None:
             self._end_deadline = asyncio.get_running_loop().time() + STREAM_END_S
 
@@ -110,7 +110,7 @@ class StreamedResponse:
         """Yield JSON up to [DONE] or the end of the response; the caller checks whether the answer is complete.
 
         Reads to the end of the body, because aiohttp reuses the connection only then. Raises
-        ServerStatusError for an event of the kind `error`, and InvalidResponse for an endless one.
+        ServerStatusError for an event of the kind `error`, and InvalidResponse for an endless response.
         """
         if self._response.content_type == "application/json":
             yield await self._response.read()
@@ -154,7 +154,7 @@ class StreamedResponse:
 
 
 def make_status_error(path: str, status: int, content: bytes, retry_after: str = "") -> ServerStatusError:
-    """`retry_after`: seconds; a date is ignored."""
+    """Build the error. `retry_after`: seconds; a date is ignored."""
     retry_after_s = float(retry_after) if retry_after.isdecimal() else 0.0
     return ServerStatusError(path, status, extract_error_message(content), retry_after_s)
 

@@ -1,14 +1,14 @@
-"""The rows of a pass, and the engine's working memory beyond weights and KV cache; without torch, for `asterism plan`.
+"""Computes the rows of a pass and an engine's memory beyond weights and KV cache, for `asterism plan` without torch.
 
-The sums leave out activations of a pass, which are small, workspaces of kernels such as torch.sort, and fragments of
-the allocator.
+The sums leave out the small activations of a pass, workspaces of kernels such as torch.sort, and fragments of the
+allocator.
 """
 
 from typing import NamedTuple
 
 # A pass is padded to this many rows: with fewer, a matrix product sums in another order, and last bits would differ.
 MIN_ROWS = 4
-MAX_GATHER_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}  # keys and values of one layer in one block
+MAX_GATHER_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}  # limit of the keys and values of one layer in one block
 # limit of the copies of keys and values that are kept between steps; rows beyond it are gathered at every step
 DENSE_CACHE_BYTES = 256 << 20
 # FlashAttention 2 needs pages of a multiple of this many tokens.
@@ -31,8 +31,8 @@ class BufferShape(NamedTuple):
     token_bytes: int  # bytes of a token's keys and values in one layer
     device: str  # type of the device
     has_graphs: bool
-    has_filter: bool  # some requests have top-p or top-k
-    reads_pages: bool  # attention reads pages in place, without gathering them
+    has_filter: bool  # whether some requests have top-p or top-k
+    reads_pages: bool  # whether attention reads pages in place, without gathering
 
 
 def count_gather_tokens(device: str, token_bytes: int, widest_tokens: int) -> int:
@@ -43,7 +43,7 @@ def count_gather_tokens(device: str, token_bytes: int, widest_tokens: int) -> in
 def count_sampling_bytes(rows: int, vocab_size: int, *, has_filter: bool) -> int:
     """Count the peak bytes of asterism.engine.inference.sampling.sample, including its logits.
 
-    The float32 arrays of rows and tokens are the logits, which weights and then sums overwrite, and the logprobs. A
+    Two float32 arrays [rows, tokens] contain the logits, which weights and then sums overwrite, and the logprobs. A
     filter adds sorted weights, their order in int64, sums of sorted weights, and a mask.
     """
     filter_bytes = 2 * _LOGIT_BYTES + 8 + 1 if has_filter else 0

@@ -81,7 +81,7 @@ class EmbeddedEngine:
         strict: bool = False,
         lora: LoraOptions | None = None,
     ) -> None:
-        """`lora`: published weights are adapters, which each load merges with their base."""
+        """`lora`: options of published adapters, which each load merges with the base weights."""
         self._checkpoint_folder, self._requested_capacity = Path(checkpoint_folder), capacity
         self._num_threads, self._dtype, self._device = threads, dtype, torch.device(device)
         self._cuda_graphs = cuda_graphs and self._device.type == "cuda"
@@ -153,7 +153,7 @@ class EmbeddedEngine:
         return self._version
 
     def get_load(self) -> EngineLoad:
-        """Read the counters while the engine's thread runs: each is exact, but two counters may be a step apart."""
+        """Read the counters while the engine's thread runs: each is exact, but two counters can be a step apart."""
         self._require_thread()
         return self._core.get_load()
 
@@ -224,7 +224,7 @@ class EmbeddedEngine:
         )
 
     def _can_capture(self, config: DecoderConfig) -> bool:
-        """Return whether a graph can repeat a step: not with the loop that replaces a kernel for grouped products."""
+        """Return whether a graph can repeat a step. Without a kernel for grouped products, a loop prevents this."""
         experts = config.experts
         if experts is None:
             return True

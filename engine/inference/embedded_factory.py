@@ -16,8 +16,8 @@ from asterism.engine.model.lora_options import get_published_adapters
 def build_embedded_engine(
     run: RunConfig, checkpoint: Path, *, kv_tokens: int, index: int = 0, version: int = 0, sequence_tokens: int = 0
 ) -> EmbeddedEngine:
-    """`index`: the engine's index on its machine. `version`: of the checkpoint's weights. `sequence_tokens`: by default
-    the run's."""
+    """`index`: the engine's index on its machine. `version`: version of the checkpoint's weights. `sequence_tokens`:
+    default is the run's value."""
     engine = run.engine
     return EmbeddedEngine(
         checkpoint,

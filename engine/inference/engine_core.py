@@ -163,7 +163,7 @@ class EngineCore:
         return start_copy(*sample_step(logits_BV, state, state.active, state.sampling_flags))
 
     def _read_tokens(self, step: PendingStep | None) -> None:
-        """Wait for the tokens of the step, record them, and collect the outcomes of sequences that end with it."""
+        """Wait for the tokens of the step, record them, and collect the outcomes of sequences that end."""
         if step is None:
             return
         launched, (token_ids, logprobs) = step.launched, step.read()
@@ -174,7 +174,7 @@ class EngineCore:
         self._outcomes += self._scheduler.on_tokens_known(launched, finished)
 
     def _finish_pending(self) -> None:
-        """Wait between steps for the launched step, and count the wait as busy. `step` counts the waits within it."""
+        """Wait between steps for the launched step, and count this wait as busy time. `step` counts its own waits."""
         started = time.perf_counter()
         self._await_tokens()
         self._busy_s += time.perf_counter() - started

@@ -108,7 +108,7 @@ class EngineThread:
     def load_weights(self, write_weights: Callable[[EngineCore], int], future: asyncio.Future[int]) -> None:
         """Call `write_weights`, which overwrites the weights and returns their version, or raises without changes."""
         self._finish_step()
-        self._deliver_resolutions()  # before the load, which takes seconds
+        self._deliver_resolutions()  # a load takes seconds
         try:
             version = write_weights(self.core)
         except EngineFailure as failure:

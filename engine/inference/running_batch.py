@@ -11,8 +11,8 @@ is 1 if the previous step's tokens are unknown, v is 1 if the next step is launc
     dropped    drop_ended     p + 1 + v (kept rows)  v            next step            of ended sequences: in Sequence
 
 `_pending` is None if there is no such step, and always without overlapping steps. A sequence that ends with a stop
-token is part of the next step if that step is launched already; `mark_known` skips its surplus token. A sequence with
-all tokens of its request leaves `sequences` at the next `schedule_step` (`retire_at_limit`), its row at `drop_ended`.
+token is part of the next step if that step is launched already; `mark_known` skips its surplus token. A complete
+sequence leaves `sequences` at the next `schedule_step` (`retire_at_limit`), and its row at `drop_ended`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BatchRows(Protocol):
 
 
 class LaunchedStep(NamedTuple):
-    """A step that gives each of B sequences one token, which the device may still compute."""
+    """A step that gives each of B sequences one token. The device can still be computing it."""
 
     sequences: list[Sequence]
     positions: NDArray[np.int64]  # positions of the new tokens

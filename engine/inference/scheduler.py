@@ -46,7 +46,7 @@ class Scheduler:
     ) -> None:
         """`capacity` has whole pages.
 
-        Engines with a common `prefix_tracker` also count tokens as recomputed that another engine has computed.
+        Engines with a common `prefix_tracker` also count recomputations of tokens that another engine has computed.
         """
         self.batch = batch
         self.version = version
@@ -68,7 +68,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Return whether a step has sequences to run or prefill. Without running sequences, each request has room."""
+        """Return whether a step has sequences to run or prefill. If none runs, the first request has room."""
         return bool(self.batch.sequences or self._prefilling or self._priority_waiting or self._waiting)
 
     @property

@@ -30,7 +30,7 @@ class Sequence:
         self.cache_hit_tokens: int | None = None  # request tokens found in the cache; None before prefill
         self.computed_tokens = 0  # leading tokens computed earlier, under these weights or while it ran
         self.page_digests: dict[int, bytes] = {}  # digests of full pages after the cached tokens, by index in `pages`
-        self.stale = False  # older weights computed some keys and values: other sequences may not share them
+        self.stale = False  # older weights computed some keys and values: other sequences must not share these
         self.row = -1  # -1: not running
         self.join_id = 0  # number of its latest join of the batch; it changes after a preemption
 

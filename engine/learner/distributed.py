@@ -79,7 +79,7 @@ class RankGroup(NamedTuple):
     tensor_group: ProcessGroup | None = None  # all ranks
     operations: OperationRecord = OperationRecord()  # operations of this process
     checkpoint_group: ProcessGroup | None = (
-        None  # several ranks; asterism.engine.learner.checkpoints.checkpoint_folders uses it
+        None  # exists with several ranks, for asterism.engine.learner.checkpoints.checkpoint_folders
     )
     offloads_optimizer: bool = False  # learner.memory.offload = "optimizer"
 
@@ -115,7 +115,7 @@ class RankGroup(NamedTuple):
         """Record that this rank runs the operation `name` while the context is open, in any thread.
 
         The rank's heartbeats contain the operation. If it takes longer than `learner.collective_timeout_s`, the
-        launcher restarts the learner, unless `is_limited` is False: for operations that wait for rollouts or contain
+        launcher restarts the learner, unless `is_limited` is False, as for operations that wait for rollouts or contain
         other operations.
         """
         return self.operations.run(name, is_limited=is_limited)
@@ -137,7 +137,7 @@ def join_ranks(learner: LearnerConfig) -> RankGroup:
     dims = compute_parallel_dims(world_size, learner.dp_replicate)
     ranks = RankGroup(rank, world_size, local_world_size, dims, _find_device(learner.device))
     ranks.select_device()
-    offloads_optimizer = learner.memory.offload == "optimizer"  # FSDP offloads it
+    offloads_optimizer = learner.memory.offload == "optimizer"  # FSDP offloads the optimizer
     if world_size == 1 and not offloads_optimizer:
         return ranks
     ranks = ranks._replace(offloads_optimizer=offloads_optimizer)
@@ -210,7 +210,7 @@ def naming_failed_collectives(rank: int, operations: OperationRecord) -> Generat
 
 
 def gather_full(tensor: Tensor) -> Tensor:
-    """Return the whole tensor on every rank; a collective if the tensor is sharded."""
+    """Return the whole tensor on every rank. For a sharded tensor this is a collective."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

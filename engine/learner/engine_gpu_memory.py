@@ -18,7 +18,7 @@ from asterism.bus.messages import GpuMemoryGranted, GpuMemoryRequested
 
 
 class EngineGpuMemory:
-    """The engines' GPU memory, which the learner has from `acquire` to `release`. If not shared, calls do nothing."""
+    """The engines' GPU memory, which the learner uses from `acquire` to `release`. If not shared, calls do nothing."""
 
     def __init__(self, bus: Bus, incarnation: int, *, is_shared: bool) -> None:
         """`incarnation`: the number of the learner's start."""
@@ -27,7 +27,7 @@ class EngineGpuMemory:
         self._granted = asyncio.Event()
 
     async def acquire(self, version: int) -> None:
-        """Wait until all engines have freed their memory. `version`: the next weights, or -1 at the start."""
+        """Wait until all engines have freed their memory. `version`: version of the next weights, or -1."""
         if not self._is_shared or self._requested_version is not None:
             return
         self._requested_version = version
@@ -41,5 +41,5 @@ class EngineGpuMemory:
             self._granted.set()
 
     def release(self) -> None:
-        """End the loan: the learner's next message, the published weights, wakes the engines."""
+        """End the handover. The learner's next message, the published weights, wakes the engines."""
         self._requested_version = None

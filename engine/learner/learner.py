@@ -8,7 +8,7 @@ trains no further step. After Shutdown or SIGTERM it exits as soon as a checkpoi
 unfinished step is abandoned.
 
 A later incarnation (`--incarnation`) first repeats the journal's steps after the checkpoint from which it resumes. It
-sends their StepTrained again, but publishes only the last weights: older weights may share the slot of current weights.
+sends their StepTrained again, but publishes only the last weights: older weights can share the slot of current weights.
 """
 
 import asyncio
@@ -144,7 +144,7 @@ class Learner:
         def report(step: int, values: dict[str, float]) -> None:
             asyncio.run_coroutine_threadsafe(self._report_sft_step(step, values), loop).result()
 
-        journaled_steps = self._journal.list_steps()  # before any wait: later batches join the journal
+        journaled_steps = self._journal.list_steps()  # read before any wait, because later batches join the journal
         await self._gpu_memory.acquire(-1)
         started = await self._run_in_worker(lambda: self._rank.start(resume_step, report, journaled_steps))
         await self._send_result(started)
@@ -213,7 +213,7 @@ class Learner:
 
 
 class LearnerIncarnation(NamedTuple):
-    """One start of the learner, with the launcher's number."""
+    """One start of the learner. The launcher numbers the starts."""
 
     number: int
     epoch: int
@@ -235,7 +235,7 @@ async def run_leader(
         heartbeat_s = run.supervision.heartbeat_s
         async with sending_heartbeats(sender, incarnation.number, heartbeat_s, folder.sockets, lambda: bus):
             await learner.run(incarnation.resume_step)
-            if not learner.stop.is_set():  # after SIGTERM, other ranks may have exited
+            if not learner.stop.is_set():  # other ranks can have exited after SIGTERM
                 await asyncio.to_thread(rank.finish_saving)
     finally:
         await bus.close()
@@ -308,5 +308,5 @@ def _configure_process(run: RunConfig, folder: RunFolder, ranks: RankGroup) -> N
     configure_logging(folder, LEARNER if ranks.is_leader else f"{LEARNER}-{ranks.rank}", run.log.level)
     torch.set_num_threads(run.learner.threads)
     if run.determinism == "strict":
-        torch.use_deterministic_algorithms(True)  # nondeterministic algorithms raise
+        torch.use_deterministic_algorithms(True)  # nondeterministic algorithms raise an error
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue] - slow

@@ -39,7 +39,7 @@ from asterism.engine.learner.policy_trainers import PolicyTrainers
 from asterism.engine.learner.state_offload import StateOffload
 from asterism.engine.learner.trainer import Trainer
 
-SftProgressCallback = Callable[[int, dict[str, float]], None]  # step of the cold start, its metrics
+SftProgressCallback = Callable[[int, dict[str, float]], None]  # step of the cold start, and its metrics
 
 
 class CheckpointNotFound(UnusableInput):
@@ -58,7 +58,7 @@ class LearnerRank:
     def __init__(
         self, run: RunConfig, folder: RunFolder, ranks: RankGroup, journal: BatchJournal | None = None
     ) -> None:
-        """`journal` exists on the leading rank; a checkpoint deletes its batches up to the step."""
+        """`journal` exists on the leading rank; a checkpoint deletes the journal's batches up to its step."""
         self._run = run
         self._journal = journal
         self._folder = folder
@@ -174,7 +174,7 @@ class LearnerRank:
 
     @property
     def num_sft_steps(self) -> int:
-        """The steps of the cold start; with sft.epochs, 0 until the dialogues are counted."""
+        """The number of steps of the cold start; with sft.epochs, 0 until the dialogues are counted."""
         return self._run.sft.steps
 
     # ---------------------------------------------------------------- reinforcement learning
@@ -185,7 +185,7 @@ class LearnerRank:
         """Train one RL step. Without sequences the weights do not change, but get a new version.
 
         The caller then sends the result and calls save_if_due(), so that engines do not wait for the disk. The last
-        step is saved before its weights are published, because these end the run. Raises ProtocolError for any step
+        step is saved before its weights are published, because they end the run. Raises ProtocolError for any step
         except the next step, and the errors of Trainer.run_rl_step.
         """
         if step != self._step + 1:
@@ -196,7 +196,7 @@ class LearnerRank:
 
     def _run_rl_step(self, step: int, sequences: Sequence[StoredSequence], *, publish: bool) -> TrainStepResult:
         self._offload.restore()
-        self._publisher.choose_prompts(step, sequences)  # before a checkpoint of the last step, which deletes the batch
+        self._publisher.choose_prompts(step, sequences)  # the last step's checkpoint deletes the batch
         trainer, began = self._loaded_trainer, time.monotonic()
         reset_peak_memory(self._ranks.device)
         metrics = trainer.run_rl_step(sequences, partial(exchange_samples, self._ranks))
@@ -205,7 +205,7 @@ class LearnerRank:
         metrics |= compute_speed_metrics(sequences, trainer.flops, train_s, self._ranks.world_size, peak)
         metrics |= measure_peak_memory(self._ranks.device)
         self._metrics = metrics
-        trainer.check_weights()  # before weights are published or saved
+        trainer.check_weights()  # bad weights are never published or saved
         if self._is_last_step:
             self._save_step(step, is_exported=True)
         published, times = self._publish_weights() if publish else (None, {"publish_s": 0.0, "probe_s": 0.0})

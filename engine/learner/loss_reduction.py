@@ -15,7 +15,7 @@ from asterism.policies.losses.policy_loss import LossOutput
 
 
 class MinibatchTotals(NamedTuple):
-    """The totals of a minibatch over all ranks; at least 1 each."""
+    """The totals of a minibatch over all ranks. Each total is at least 1."""
 
     tokens: int  # tokens in the loss
     sequences: int  # sequences with a token in the loss
@@ -33,7 +33,7 @@ class LossSums(NamedTuple):
 class OptimizerUpdate(NamedTuple):
     totals: MinibatchTotals
     sums: LossSums
-    grad_norm: float  # before clipping
+    grad_norm: float  # norm before clipping
 
 
 def reduce_outputs(outputs: Sequence[LossOutput], ranks: RankGroup) -> LossSums:
@@ -91,7 +91,7 @@ def _is_mismatch(name: str) -> bool:
 def compute_rl_metrics(updates: Sequence[OptimizerUpdate]) -> dict[str, float]:
     """Compute means over the tokens or sequences of all updates.
 
-    The mismatch is the first minibatch's; several minibatches also have it by "minibatch NUMBER: METRIC". With
+    The mismatch is that of the first minibatch. With several, "minibatch NUMBER: METRIC" is the mismatch of each. With
     learner.loss.old_logprobs = "engine", the mismatch of later minibatches includes the policy's own changes.
     """
     if not updates:

@@ -96,15 +96,15 @@ class OptimizerOptions(NamedTuple):
     lr: float
     betas: tuple[float, float]
     weight_decay: float
-    muon_lr: float = 0.0  # of the cold start
+    muon_lr: float = 0.0  # rate of Muon in the cold start
 
 
-Parameters = Mapping[str, nn.Parameter]  # by name
+Parameters = Mapping[str, nn.Parameter]  # parameters by name
 BuildOptimizers = Callable[[Parameters, OptimizerOptions], list[Optimizer]]
 
 
 def build_sft_optimizers(model: nn.Module, sft: SftConfig) -> list[Optimizer]:
-    """Build the optimizers of all parameters. A learner that resumes RL with adapters has frozen ones here, too."""
+    """Build the optimizers of all parameters. If RL resumes with adapters, some are frozen."""
     options = OptimizerOptions(sft.lr, (0.9, 0.95), sft.weight_decay, sft.muon_lr)
     return _get_builder(sft.optimizer)(dict(model.named_parameters()), options)
 

@@ -94,7 +94,7 @@ def _shard_unit(module: nn.Module, ranks: RankGroup, policy: MixedPrecisionPolic
 
 
 def set_gradient_reduction(model: nn.Module, ranks: RankGroup, learner: LearnerConfig, *, is_last: bool) -> None:
-    """Set the reduction of gradients for the next backward pass. `is_last`: it is the last pass of an update.
+    """Set the reduction of gradients for the next backward pass. `is_last`: the pass is the last of an update.
 
     Gradients are reduced over copies of the model after the last micro batch. Within a copy they are reduced after each
     micro batch, or only once; until then a rank has float32 gradients of all parameters, like a rank with a whole copy.

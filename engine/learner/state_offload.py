@@ -1,7 +1,7 @@
 """Frees a rank's GPU memory for engines that share the GPU (sglang.colocate), from a publication to the next step.
 
 The allocator's cached memory is always freed. With learner.memory.offload = "between_steps" the weights, the moments of the
-optimizer and the weights of the reference model move to page-locked main memory. Gradients exist only in an update.
+optimizer and the weights of the reference model move to page-locked main memory. Gradients exist only during an update.
 
 A tensor then refers to main memory, so that a checkpoint can read it, and its storage on the device has 0 bytes. The
 next step fills the same storage again, because other tensors refer to it, such as FSDP's views of the parameters.
@@ -23,7 +23,7 @@ from asterism.engine.learner.distributed import RankGroup, wait_at_barrier
 
 
 def list_state(model: nn.Module, optimizers: Iterable[Optimizer], reference: nn.Module | None) -> list[Tensor]:
-    """Return the tensors of model, optimizers and reference, each once: the reference may have the model's weights."""
+    """Return the tensors of model, optimizers and reference, each once: the reference can share the model's weights."""
     states = [state.values() for optimizer in optimizers for state in optimizer.state.values()]
     frozen = [] if reference is None else reference.parameters()
     tensors = [*model.parameters(), *chain.from_iterable(states), *frozen]
@@ -32,7 +32,7 @@ def list_state(model: nn.Module, optimizers: Iterable[Optimizer], reference: nn.
 
 class _MovedTensor(NamedTuple):
     tensor: Tensor  # this rank's part of a parameter or moment, in main memory
-    on_device: Tensor  # its tensor on the device, without memory
+    on_device: Tensor  # the part on the device, with 0 bytes of memory
 
 
 class StateOffload:
@@ -58,7 +58,7 @@ class StateOffload:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Move the tensors back. Their copies in main memory do not change: a checkpoint may still read them."""
+        """Move the tensors back. A checkpoint can still read the unchanged copies in main memory."""
         if not self._moved:
             return
         with self._measuring("return to the GPU"):

@@ -81,7 +81,7 @@ class Trainer:
         self.start_stage("sft" if run.sft.is_enabled else "rl")
 
     def start_stage(self, stage: Literal["sft", "rl"]) -> None:
-        """Start a stage at step 0 with new optimizers. `model` may have changed since the previous stage."""
+        """Start a stage at step 0 with new optimizers. `model` can differ from the previous stage's model."""
         self.stage, self.step = stage, 0
         self.model.set_recomputed(self._learner.memory.activation_checkpointing)
         self.model.set_compiled(self._learner.compiles)

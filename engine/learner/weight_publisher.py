@@ -184,7 +184,7 @@ def _iter_blocks(rows: Tensor) -> Iterator[Tensor]:
 
 
 def _record_copies(device: torch.device) -> Callable[[], None] | None:
-    """Return a function that waits until the GPU has finished all copies so far; None on a CPU, where they are done."""
+    """Return a function that waits until the GPU has finished all copies so far; None on a CPU."""
     if device.type != "cuda":
         return None
     event = torch.cuda.Event(blocking=True)

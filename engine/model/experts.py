@@ -42,7 +42,7 @@ class Routing(NamedTuple):
 
 
 def route(logits_NX: Tensor, config: ExpertsConfig) -> Routing:
-    """Select experts by a float32 softmax over all experts; `config` may normalize the selected weights."""
+    """Select experts by a float32 softmax over all experts; `config` selects whether their weights are normalized."""
     weights_NK, experts_NK = logits_NX.softmax(-1, dtype=torch.float32).topk(config.experts_per_token)
     if config.normalizes_weights:
         weights_NK = weights_NK / weights_NK.sum(-1, keepdim=True)
@@ -100,7 +100,7 @@ def _list_rows(ends_X: Tensor) -> list[tuple[int, slice]]:
 class _GroupedLinear(Function):
     """A grouped product that saves each expert's matrix for the backward pass, not the stacked copy of all matrices.
 
-    The weights may have another dtype than x; the products have x's dtype. Experts without tokens get gradients of
+    If the weights have another dtype than x, the products have x's dtype. Experts without tokens get gradients of
     zero, so that all ranks reduce the gradients of the same parameters.
     """
 
@@ -143,7 +143,7 @@ class SparseMlp(nn.Module):
         self.config = config
         self.gate = UninitializedLinear(width, config.num_experts, bias=False)
         self.experts = nn.ModuleList([Mlp(width, config.expert_size) for _ in range(config.num_experts)])
-        self.tokens_per_expert: Tensor | None = None  # counted since the last take_expert_counts
+        self.tokens_per_expert: Tensor | None = None  # tokens since the last take_expert_counts
 
     def forward(self, x: Tensor) -> Tensor:
         x_NE = x.flatten(0, -2)
@@ -170,7 +170,7 @@ class ExpertLoad(NamedTuple):
 
 
 def take_expert_counts(model: nn.Module) -> Tensor | None:
-    """Return tokens per expert, int64 [layers with experts, X], of all passes since the last call; None without any.
+    """Return tokens per expert, int64 [layers with experts, X], of all passes since the last call; None without passes.
 
     Padding counts as tokens, and a recomputed pass counts again. Ranks sum their counts before `compute_expert_load`.
     """

@@ -125,7 +125,7 @@ class FamilyRenderer:
         return self._extend(record, self.build_result_messages(called, results))
 
     def build_result_messages(self, called: Sequence["CalledTool"], results: Sequence[str]) -> list[dict[str, str]]:
-        """Return a message for each result. There may be fewer calls than results."""
+        """Return a message for each result. There can be fewer calls than results."""
         calls = [*called, *(CalledTool(build_call_id("", place), "") for place in range(len(called), len(results)))]
         return [
             {
@@ -231,7 +231,7 @@ def build_family_renderer(config: DialogueConfig, dialogue: DialogueFormat, toke
 
 
 def _list_template_parameters(config: Any) -> dict[str, Any]:
-    """Return the parameters with values. Defaults of package and template may differ, such as today's date."""
+    """Return the parameters with values. The defaults of package and template can differ, such as today's date."""
     values = {name: getattr(config, name) for name in sorted(config.template_field_names())}
     values |= {name: _KEEPING[name] for name in values.keys() & _KEEPING.keys() - config.model_fields_set}
     return {name: value for name, value in values.items() if value is not None}

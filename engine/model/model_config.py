@@ -26,7 +26,7 @@ class ExpertsConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_experts: int
     experts_per_token: int = msgspec.field(name="num_experts_per_tok")
     expert_size: int = msgspec.field(name="moe_intermediate_size")
-    normalizes_weights: bool = msgspec.field(name="norm_topk_prob", default=False)  # to a sum of 1
+    normalizes_weights: bool = msgspec.field(name="norm_topk_prob", default=False)  # selected weights add up to 1
     sparse_step: int = msgspec.field(name="decoder_sparse_step", default=1)  # every n-th layer has experts
     dense_layers: tuple[int, ...] = msgspec.field(name="mlp_only_layers", default=())
 

@@ -30,7 +30,7 @@ def run_recomputed(recomputed: Checkpointing, compute: Callable[..., Result], *a
     """Return compute(*arguments), with checkpoints if gradients are enabled. `compute` must draw no random numbers."""
     if recomputed == "none" or not torch.is_grad_enabled():
         return compute(*arguments)
-    from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts  # imports torch's compiler
+    from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts  # slow: loads torch's compiler
 
     options: dict[str, Any] = {}
     if recomputed != "full":

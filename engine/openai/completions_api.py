@@ -106,7 +106,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     index: int = 0
     token_ids: list[int] | None = None  # new token ids
     logprobs: CompletionLogprobs | None = None
-    finish_reason: str | None = None  # some servers send an empty one until the end
+    finish_reason: str | None = None  # some servers send an empty reason until the end
     stop_reason: int | str | None = None  # vLLM: the stop token, or the stop text
     matched_stop: int | str | None = None  # SGLang: the stop token, or the stop text
     delta: Any = None  # field of the chat API's choices, which have no `text`
@@ -114,7 +114,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
 
     @property
     def is_readable(self) -> bool:
-        """Return whether it holds new tokens or ends the completion; an unknown form could hide a text."""
+        """Return whether the choice contains new tokens or ends the completion; an unknown form could hide a text."""
         if self.text is not UNSET or self.token_ids is not None:
             return True
         return bool(self.finish_reason) and self.delta is None and self.message is None
@@ -217,7 +217,7 @@ class CompletionOutput:
         self._logprobs.append(float("nan") if logprob is None else logprob)
         if token in self._stops:
             self.finish = "stop"
-        elif len(self.token_ids) >= self._max_tokens:  # the ids of a text may be more than the generated ones
+        elif len(self.token_ids) >= self._max_tokens:  # encoding a text can give more ids than were generated
             self.finish = "length"
 
     def _end(self, choice: CompletionChoice) -> None:

@@ -1,13 +1,13 @@
 """An engine of a server with OpenAI's completions API, which generates with weights that never change.
 
-`start` asks for the served models and sends a request of one token, to find the first of completions_api.FORMS that the
+`start` requests the list of models, and then one token, to find the first of completions_api.FORMS that the
 server accepts. Each turn is one streamed request. An abort closes its stream, on which servers stop generating.
 
-Unlike other engines it does not guarantee reproducible seeds. Its logprobs are the server's, NaN where it sends none.
+Unlike other engines it does not guarantee reproducible seeds. Logprobs that the server does not send are NaN.
 Without token ids in the responses, the engine encodes the text.
 
 A server that no longer responds is lost: `on_engine_lost` is called once with the cause, and its caller closes the
-engine. The turns that the loss has ended fail only then.
+engine. The turns that the loss ends fail only after this call.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class _PendingCompletion:
 
 
 class OpenAIEngine:
-    """An engine of a server with OpenAI's API. Calls beyond `max_pending` concurrent ones fail."""
+    """An engine of a server with OpenAI's API. More than `max_pending` concurrent calls fail."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class OpenAIEngine:
         on_engine_lost: Callable[[str], object] | None = None,
     ) -> None:
         """`url`: with or without /v1. `model`: by default the server's first model. `sequence_tokens`: limit
-        below the server's own. `api_key_variable`: environment variable of the key; it may be unset.
+        below the server's own. `api_key_variable`: environment variable of the key, which can be unset.
         `max_running`: concurrent requests to the server; further calls wait."""
         parts = urlsplit(url.rstrip("/").removesuffix("/v1"))
         self._url, self._prefix = url, parts.path
@@ -142,7 +142,7 @@ class OpenAIEngine:
         finally:
             reading.cancel()
             self._remove_pending(pending)
-        if reading.cancelled():  # `abort` or `close` has cancelled it
+        if reading.cancelled():  # `abort` or `close` has cancelled the task
             self._require_started()
             return output.build_generation(self._version, "abort")
         if (failure := reading.exception()) is not None:
@@ -239,7 +239,7 @@ class OpenAIEngine:
     # ---------------------------------------------------------------- one turn
 
     async def _read(self, pending: _PendingCompletion, form: CompletionForm, *, is_probe: bool = False) -> None:
-        """Read until the completion ends. Only requests without a token are sent again."""
+        """Read until the completion ends. Only requests that have received no token are repeated."""
         body = msgspec.json.encode(build_body(pending.request, self._model, form, self._tokenizer))
         for delay_s in (*self._retry_delays_s, None):
             try:
@@ -265,7 +265,7 @@ class OpenAIEngine:
                     self._generated_tokens += len(new)
                     if pending.on_tokens is not None:
                         pending.on_tokens(np.array(new, np.int32))
-                if output.is_overrun:  # the server lacks the stop tokens; closing the stream stops it
+                if output.is_overrun:  # closing the stream ends a request beyond its stop token or limit
                     return
                 if output.has_server_ended:
                     stream.expect_end()

@@ -67,7 +67,7 @@ def list_machine_checks(run: RunConfig, checkpoint: Path | None) -> Iterator[Eng
 
 
 def find_models(run: RunConfig) -> EvaluatedModels:
-    """Find the model, whose name becomes part of the run's settings: a resumed evaluation must have the same."""
+    """Find the model, whose name becomes part of the run's settings: a resumed evaluation must find the same name."""
     model = find_served_model(run)
     return EvaluatedModels(replace(run, openai=replace(run.openai, model=model)), {"model": model})
 

@@ -48,7 +48,7 @@ _QUEUE_FULL_STATUSES = (429, 503)
 
 
 class SGLangClient:
-    """A client that sends at most `max_in_flight` generations concurrently; further ones wait.
+    """A client that sends at most `max_in_flight` generations concurrently; further calls wait.
 
     A request without a response within `request_timeout_s` raises ServerTimeout. For a stream, the
     timeout applies to each piece.
@@ -84,7 +84,7 @@ class SGLangClient:
         return await self._probe_ready(CONNECT_TIMEOUT_S) == 200
 
     async def is_responsive(self, timeout_s: float = CONNECT_TIMEOUT_S) -> bool:
-        """Return whether the server responds at all; a paused server does."""
+        """Return whether the server responds at all. A paused server responds."""
         return await self._probe_ready(timeout_s) is not None
 
     async def _probe_ready(self, timeout_s: float) -> int | None:
@@ -139,7 +139,7 @@ class SGLangClient:
                 await asyncio.sleep(wait_s)
 
     async def _read_responses(self, body: bytes) -> AsyncGenerator[GenerateResponse, None]:
-        """Yield responses. Raises ServerUnreachable if the stream ends before one with a finish_reason."""
+        """Yield responses. Raises ServerUnreachable if the stream ends without a finish_reason."""
         finished = False
         async with self._session.stream("/generate", body) as stream, aclosing(stream.iter_json()) as contents:
             async for content in contents:
@@ -165,7 +165,7 @@ class SGLangClient:
                 return response
 
     async def abort(self, rid_prefix: str) -> None:
-        """Abort requests by their rid prefix. One that has not reached the scheduler runs on: close its stream."""
+        """Abort requests by their rid prefix. A request before the scheduler runs on: close its stream."""
         await self._session.post("/abort_request", {"rid": rid_prefix})
 
     async def abort_all(self) -> None:
@@ -259,7 +259,7 @@ class SGLangClient:
         """Load an adapter; return the names of all loaded adapters. Running requests keep their adapters.
 
         `payloads`: a pickle of {name: tensor} in base64 for each tensor-parallel rank. `checksums`: SHA-256 of each
-        tensor; the server crashes if a tensor has another one.
+        tensor; the server crashes if a tensor has another checksum.
         """
         body = {"config_dict": config, "serialized_named_tensors": payloads, "expected_checksums": checksums}
         return await self._change_adapters("/load_lora_adapter_from_tensors", name, body)

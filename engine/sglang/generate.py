@@ -16,7 +16,7 @@ from asterism.engine.sglang.http_api import GenerateRequest, GenerateResponse, S
 from asterism.engine.sglang.responses import Finish, RequestOutput, build_generation
 
 ABORT_TIMEOUT_S = 5.0  # limit of the server's response to an abort
-_ABORT_INTERVAL_S = 0.2  # interval of aborts: a request may have been on its way to the server's scheduler
+_ABORT_INTERVAL_S = 0.2  # interval of aborts: an abort misses a request on its way to the server's scheduler
 
 
 class ServedWeights(NamedTuple):
@@ -118,7 +118,7 @@ class PendingGeneration:
     def fail(self, failure: EngineFailure) -> None:
         if not self.result.done():
             self.result.set_exception(failure)
-            self.result.exception()  # mark as retrieved: a cancelled call never reads it
+            self.result.exception()  # asyncio logs an exception that is never retrieved
 
 
 async def abort_on_server(client: SGLangClient, pending: PendingGeneration, rid: str, timeout_s: float) -> None:
@@ -138,7 +138,7 @@ async def end_requests(client: SGLangClient, all_pending: Iterable[PendingGenera
         if pending.stream is not None and not pending.waiting_to_send:
             pending.must_repeat = True
             streams.add(pending.stream)
-            if pending.rid is None:  # the request may not be sent yet, and has no tokens
+            if pending.rid is None:  # possibly not sent; has no tokens
                 pending.stream.cancel()
     deadline = asyncio.get_running_loop().time() + ABORT_TIMEOUT_S
     while streams and asyncio.get_running_loop().time() < deadline:

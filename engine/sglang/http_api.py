@@ -46,7 +46,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
 
 
 def format_sampling(sampling: Sampling) -> dict[str, Any]:
-    """Return a request's fields of SamplingParams. A server has -1 for a `top_k` of all tokens."""
+    """Return a request's fields of SamplingParams. The server's `top_k` for all tokens is -1."""
     return {**structs.asdict(sampling), "top_k": sampling.top_k or -1}
 
 

@@ -74,7 +74,7 @@ class ServerHandle(Protocol):
 
 
 class SGLangEngine:
-    """An engine of one SGLang server. Calls beyond `max_pending` concurrent ones fail."""
+    """An engine of one SGLang server. More than `max_pending` concurrent calls fail."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class SGLangEngine:
         self._failure: EngineFailure | None = EngineFailure("the engine has not been started")
         self._pending: dict[int, PendingGeneration] = {}  # calls by sequence_id
         self._request_numbers = count(1)
-        # Unique, because an external server may still run requests of an earlier incarnation.
+        # Unique, because an external server can still run requests of an earlier incarnation.
         self._instance_id = uuid.uuid4().hex[:8]
         self._tasks: set[asyncio.Task[None]] = set()
         self._control = ServerControl(transport)
@@ -118,8 +118,8 @@ class SGLangEngine:
         try:
             client = self._client = self._connect(await self._server.start())
             self._info = await client.get_server_info()
-            self._vocab_size = load_model_config(self._model).vocab_size  # a token id outside of it crashes the server
-            await client.resume()  # the server's previous engine may have paused it
+            self._vocab_size = load_model_config(self._model).vocab_size  # larger token ids crash the server
+            await client.resume()  # the server can be paused by its previous engine
             if await _sync_weight_version(client, self._model, self.version, keeps_weights=self._keeps_weights):
                 self._weights = self._weights._replace(extra_key=self._instance_id)
             self._counters.record_rank_loads(await client.get_loads())
@@ -154,7 +154,7 @@ class SGLangEngine:
         try:
             await asyncio.wait({running, pending.result}, return_when=asyncio.FIRST_COMPLETED)
             if not pending.result.done():
-                running.result()  # raises its exception
+                running.result()  # raises the task's exception
             return pending.result.result()
         finally:
             running.cancel()

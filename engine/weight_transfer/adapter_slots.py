@@ -56,7 +56,7 @@ def parse_base(body: bytes) -> AdapterBase:
 
 
 def read_base(adapters: WeightsPublished) -> AdapterBase:
-    """Read the base from the slot of the adapters. Raises WeightsRefused if it holds other weights."""
+    """Read the base from the slot of the adapters. Raises WeightsRefused if the slot contains other weights."""
     try:
         with Path(adapters.path).open("rb", buffering=0) as file:
             header = parse_header(file.read(HEADER.size))
@@ -84,7 +84,7 @@ class AdapterLoader:
     def __init__(self, dtype: torch.dtype, options: LoraOptions, mappings: SlotMappings | None = None) -> None:
         """`dtype`: the base's dtype."""
         self._dtype, self._options, self._mappings = dtype, options, mappings
-        self._held_base = ""  # digest of the base in the engine, whose parameters without adapters it keeps
+        self._held_base = ""  # digest of the base whose parameters without adapters the engine keeps
 
     @torch.no_grad()
     def load(self, adapters: WeightsPublished, parameters: Mapping[str, Tensor]) -> None:

@@ -20,7 +20,7 @@ from asterism.engine.weight_transfer.slot_file import (
 
 Result = TypeVar("Result")
 
-MAX_THREADS = 8  # more do not help: memory limits the rate
+MAX_THREADS = 8  # more threads do not help: memory limits the rate
 
 
 def count_threads(processes: int = 1) -> int:
@@ -70,7 +70,7 @@ class RunningDigests:
         return self
 
     def advance(self, end: int, wait: Callable[[], object] | None = None) -> None:
-        """Declare all bytes of the parameters up to `end` written once `wait` returns; it runs in another thread."""
+        """Declare all bytes of the parameters up to `end` written once `wait`, run in another thread, returns."""
         complete = self._num_chunks if end == self._num_bytes else end // DIGEST_CHUNK_BYTES
         for number in range(self._next, complete):
             if self._pool is None:

@@ -160,7 +160,7 @@ class DeviceWeightsReader:
         if not record.num_bytes == published.num_bytes == layout.num_bytes:
             raise SharingFailed(f"the buffer has {record.num_bytes} bytes, but the model needs {layout.num_bytes}")
         if not Path(f"/proc/{record.process}").exists():
-            raise SharingFailed(f"the process {record.process} has ended, which had the buffer")
+            raise SharingFailed(f"process {record.process}, which had the buffer, has ended")
         body = self._sharing.open(record.handle, record.num_bytes)
         if compute_checksum(body) != record.checksum:
             raise SharingFailed(f"the buffer of version {record.version} has another checksum")

@@ -27,7 +27,7 @@ def count_slot_bytes(config: DecoderConfig, parameters: int, run: RunConfig) -> 
 def count_folders(run: RunConfig) -> int:
     """Return the number of folders of whole weights that the servers of a node read at the same time.
 
-    A restarting engine may still read the previous version in a second folder. Several servers share a folder.
+    A restarting engine can still read the previous version in a second folder. Several servers share a folder.
     """
     if not run.servers.transfer.reads_folder:
         return 0

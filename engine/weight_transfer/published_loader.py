@@ -30,7 +30,7 @@ class PublishedLoader:
         lora: LoraOptions | None = None,
         sharing: MemorySharing | None = None,
     ) -> None:
-        """`lora`: published weights are adapters. `sharing`: how a learner on `device` shares its memory."""
+        """`lora`: options of published adapters. `sharing`: how a learner on `device` shares its memory."""
         self._dtype = dtype
         self._mappings = SlotMappings(make_page_locker(device), count_device_threads(device))
         self._adapters = None if lora is None else AdapterLoader(dtype, lora, self._mappings)

@@ -26,7 +26,7 @@ def open_published(
 ) -> Generator[dict[str, Tensor]]:
     """Yield views of the published parameters, verified; valid and unchanged inside the context.
 
-    `mappings`: mappings of an engine that loads each version. `threads`: number of threads that verify it without
+    `mappings`: mappings of an engine that loads each version. `threads`: number of threads that verify a slot without
     mappings. Raises WeightsRefused if the slot does not hold these weights.
     """
     with open_body(published, layout, mappings, threads=threads) as body:
@@ -64,7 +64,7 @@ def load_published(
 
 
 def wait_for_copies(parameters: Mapping[str, Tensor]) -> None:
-    """Wait until the GPU has read the slot, which may be overwritten only then."""
+    """Wait until the GPU has read the slot, which must not be overwritten before."""
     for device in {parameter.device for parameter in parameters.values()}:
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()

@@ -47,7 +47,7 @@ class SlotMappings:
         return self._kept[path].content
 
     def _drop_replaced(self) -> None:
-        """Drop files whose path names another file: they would keep their memory."""
+        """Drop replaced files, because their mappings would keep the memory."""
         for path, file_id in list(self._seen.items()):
             if _identify(path) != file_id:
                 del self._seen[path]
@@ -55,7 +55,7 @@ class SlotMappings:
 
 
 def map_privately(file: int) -> mmap.mmap:
-    """Map the file writable for torch, but never written."""
+    """Map the file privately as writable memory for torch, which does not write to it."""
     content = mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
     with suppress(OSError):
         content.madvise(_MADV_POPULATE_READ)  # one call is cheaper than a page fault per 64 KiB

@@ -1,7 +1,7 @@
 """Writes new weights into the slots in shared memory; the ranks of the leading rank's machine write a slot together.
 
-A slot is overwritten under an exclusive lock of its file. If an engine still reads the slot, a new file replaces it,
-and the engine keeps the old one. Overwriting is faster, because the file's pages are in memory.
+A slot is overwritten under an exclusive lock of its file. If an engine still reads the slot, a new file replaces the
+slot, and the engine keeps the old file. Overwriting is faster, because the file's pages are in memory.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SlotWriter:
         locker: PageLocker | None = None,
         threads: int = 1,
     ) -> None:
-        """`locker`: locks the pages of each slot once, for copies from a GPU. `threads`: number for digests."""
+        """`locker`: locks the pages of each slot once, for copies from a GPU. `threads`: number of digest threads."""
         self._folder, self._threads = folder, threads
         self._locker = locker
         self._first_slot = first_slot
@@ -111,7 +111,7 @@ class SlotWriter:
     def _lock_present(self, version: int) -> _MappedSlot | None:
         """Return the locked slot; None if there is no such file, an engine reads it, or it has another size.
 
-        A killed learner may leave an empty file.
+        A killed learner can leave an empty file.
         """
         path = self._get_path(version)
         if not path.exists():

@@ -47,7 +47,7 @@ _MIN_CHUNK_BYTES = 16 * 2**10
 _BACKOFF_S, _MAX_BACKOFF_S = 0.1, 5.0  # wait between connections; doubled after each connection without data
 _STOP_POLL_S = 0.1  # interval of checks of the stop event
 _RECONNECT_MS, _RECONNECT_MAX_MS = 50, 2_000
-_FAST_ANSWER_FRACTION = 1 / 8  # share of the answer timeout
+_FAST_ANSWER_FRACTION = 1 / 8  # an answer is fast within this share of the timeout
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 Socket = zmq.Socket[bytes]
@@ -79,8 +79,8 @@ class WeightsFetcher:
     async def fetch(self, published: WeightsPublished) -> WeightsPublished:
         """Return the same weights, in a slot of this node.
 
-        Retries without limit while the link is slow or down. Raises WeightsRefused if the server no longer has them,
-        OSError if this node's memory is full.
+        Retries without limit while the link is slow or down. Raises WeightsRefused if the server no longer has these
+        weights, and OSError if this node's memory is full.
         """
         stop = threading.Event()
         fetching = asyncio.ensure_future(asyncio.to_thread(self._fetch_slots, published, stop))
@@ -89,7 +89,7 @@ class WeightsFetcher:
         except asyncio.CancelledError:
             stop.set()
             await asyncio.wait((fetching,))  # the thread polls `stop`
-            fetching.exception()  # mark it as retrieved
+            fetching.exception()  # asyncio logs an exception that is never retrieved
             raise
         return replace(published, path=str(slot))
 
@@ -106,7 +106,7 @@ class WeightsFetcher:
         slot = get_slot_path(self._folder, number)
         with _locked(slot.with_suffix(".lock"), stop):
             if not stop.is_set() and not has_weights(slot, published):
-                slot.unlink(missing_ok=True)  # the learner has overwritten this version too; free its memory
+                slot.unlink(missing_ok=True)  # free the memory of a version that the learner has overwritten, too
                 self._download(published, slot, number, stop)
         return slot
 

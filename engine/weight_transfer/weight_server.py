@@ -36,7 +36,7 @@ PROCESS_NAME = "weights"
 REPORT_S = 10.0  # interval of log lines, if the counts have changed
 _READERS = 4  # concurrent reads from the slots
 _IO_THREADS = 4  # threads of ZeroMQ: each encrypts for a part of the connections
-_MAX_QUEUED_ANSWERS = 2 * WINDOW_CHUNKS  # limit per connection; twice, because ZeroMQ updates its count after half
+_MAX_QUEUED_ANSWERS = 2 * WINDOW_CHUNKS  # limit per connection; doubled, because ZeroMQ's count lags by up to half
 _MAX_QUEUED_REQUESTS = 64  # limit per connection
 
 Socket = zmq.Socket[bytes]
@@ -60,7 +60,7 @@ class WeightServer:
         self._folder = folder
         self._logger = structlog.get_logger()
         self._loop = asyncio.get_running_loop()
-        self._readable = asyncio.Event()  # there may be requests
+        self._readable = asyncio.Event()  # set when requests can be waiting
         self._context = zmq.Context[Socket](_IO_THREADS)
         self._authenticator = ZapAuthenticator(self._context, key, self._count_refused)
         self._router: Socket = self._context.socket(zmq.ROUTER)
@@ -68,7 +68,7 @@ class WeightServer:
         self._router.setsockopt(zmq.SNDHWM, _MAX_QUEUED_ANSWERS)
         self._router.setsockopt(zmq.RCVHWM, _MAX_QUEUED_REQUESTS)
         self._router.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
-        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an answer that cannot be sent raises, and is counted
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a failed send raises an error, which is counted
         secure_server_socket(self._router, key)
         self._authenticator.monitor_handshakes(self._router)
         try:
@@ -131,7 +131,7 @@ class WeightServer:
             else:
                 self.counts.chunks += 1
                 self.counts.bytes += len(frames[2])
-        self._readable.set()  # the descriptor may not report a request that arrived during the send
+        self._readable.set()  # the descriptor does not report a request that arrived during the send
 
     async def _report_periodically(self) -> None:
         """Log the counts periodically, and once after cancellation."""

@@ -1,6 +1,6 @@
 """Paged attention: a row contains one token's queries, which attend to the keys of its sequence up to its position.
 
-On a CPU in float32 the bits of a row do not depend on the other rows, nor on its token being prefilled or decoded.
+On a CPU in float32 the bits of a row do not depend on the other rows, nor on whether its token is prefilled or decoded.
 Every row is a separate product of the same shape except for its width; the width's padding adds exact zeros
 (engine/inference/kernels/attention_kernels.py), and widths are multiples of a step (engine/inference/kv/kv_cache.py).
 
@@ -41,7 +41,7 @@ class GatheredBlock(NamedTuple):
     end: int
     width: int  # tokens per row, with padding
     page_index: Tensor  # index of KvCache.gather
-    is_shared: bool = False  # all rows have the same pages, which are gathered once
+    is_shared: bool = False  # whether all rows have the same pages, gathered once
 
 
 class DenseBlock(NamedTuple):
@@ -53,7 +53,7 @@ class DenseBlock(NamedTuple):
     dense: DenseKvBlock
 
 
-# rows that are computed together; each kind has `first` and `end`
+# rows that attention computes together, from `first` to `end`
 RowBlock = GatheredBlock | DenseBlock | PackedPrompts
 
 
@@ -65,7 +65,7 @@ class AttentionPlan(NamedTuple):
 
 
 class CachedAttention(Protocol):
-    """The interface of PagedAttention and of BlockTableAttention (kernels/block_table_attention.py); blocks differ."""
+    """The interface of PagedAttention and of BlockTableAttention (kernels/block_table_attention.py)."""
 
     max_pages: int  # pages of a block table
 
@@ -182,7 +182,7 @@ class PagedAttention:
     ) -> list[RowBlock]:
         """Build blocks for running sequences, in the order of `order_by_length`.
 
-        A join id identifies one request of a sequence; while it keeps its row of a block, nothing is gathered. Block
+        A join id identifies one request of a sequence; nothing is gathered for a request that keeps its row. Block
         tables have the width of the longest possible sequence.
         """
         blocks: list[RowBlock] = []
@@ -195,7 +195,7 @@ class PagedAttention:
         return blocks + self.build_row_blocks(first, tokens_B[first:], tables_BN[first:])
 
     def clear_dense_cache(self) -> None:
-        """Drop kept copies, because keys or values are not finite."""
+        """Drop kept copies after keys or values were not finite."""
         self._dense_cache.clear()
 
     # ------------------------------------------------------------ one pass
@@ -225,7 +225,7 @@ class PagedAttention:
     ) -> Tensor:
         """Compute attention, [M, H * D], for the M <= N rows that the blocks cover without a gap. Queries are scaled.
 
-        `new_NJD`: the keys and values of the pass, already in the cache; J = 2 * K. There may be more plans than
+        `new_NJD`: the keys and values of the pass, already in the cache; J = 2 * K. There can be more plans than
         blocks.
         """
         count, heads = blocks[-1].end, self._cache.num_kv_heads

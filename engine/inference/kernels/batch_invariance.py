@@ -1,7 +1,7 @@
 """Tests whether this machine computes a token with the same bits in every batch.
 
-No library guarantees it. So with `determinism = "strict"` an engine, before it starts, tests its matrix products for
-the numbers of rows that a pass may have, and attention at several widths. Products that fail are computed in tiles.
+No library guarantees this. So an engine with `determinism = "strict"` tests its matrix products for the numbers of rows
+of a pass, and attention at several widths, before it starts. Products that fail are computed in tiles.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from asterism.engine.inference.kv.kv_cache import WIDTH_STEP
 from asterism.engine.model.model_config import DecoderConfig
 
 TILE_ROWS = (64, 16, MIN_ROWS)  # the engine uses the first batch-invariant size
-EXHAUSTIVE_MAX_ROWS = 40  # above it, only numbers of rows around powers of two are tested
+EXHAUSTIVE_MAX_ROWS = 40  # of more rows, only numbers around powers of two are tested
 MAX_TESTED_TOKENS = 4096  # widest tested attention
 _TESTED_ROWS = 5  # rows of a batch in the test of attention
 
@@ -78,7 +78,7 @@ def _is_batch_invariant(matmul: Matmul, size_in: int, size_out: int, max_rows: i
 
 
 def _is_product_invariant(product: Callable[[slice], Tensor], max_rows: int) -> bool:
-    """Return whether rows keep their bits in products of 4 and of other numbers of rows, and shifted by one row."""
+    """Return whether rows have the same bits in products of 4 and of more rows, and after a shift by one row."""
     starts = range(0, max_rows - MIN_ROWS + 1, MIN_ROWS)
     expected_NF = product(slice(max_rows + 1))
     fours = (slice(start, start + MIN_ROWS) for start in starts)

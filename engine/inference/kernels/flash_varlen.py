@@ -31,7 +31,7 @@ class FlashKernel:
         self._attention = attention
         self.can_read_pages = known.keys() >= {"block_table", "seqused_k"}
         self._causal_options = find_causal_options(attention) | {"scale": 1.0}
-        if "num_splits" in known:  # with the kernel's own choice, rows of paged keys are NaN in torch 2.13
+        if "num_splits" in known:  # torch 2.13's default returns NaN for paged keys
             self._causal_options["num_splits"] = 1
 
     def attend_packed(

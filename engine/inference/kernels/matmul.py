@@ -1,7 +1,7 @@
 """The matrix products of a pass: one product of all rows, or tiles of a fixed number of rows.
 
 One product of all rows is faster. With some libraries a row's bits then depend on the number of rows:
-engine/inference/kernels/batch_invariance.py tests it.
+engine/inference/kernels/batch_invariance.py tests this.
 """
 
 from collections.abc import Callable

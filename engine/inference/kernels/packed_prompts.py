@@ -1,8 +1,8 @@
 """Attention of all prompt tokens of a pass in one call per layer, over keys without padding.
 
 If all prompts are prefilled from their first token, their keys and values come from the pass. If a prompt has cached
-tokens, the keys and values of all prompts are gathered from the cache into attention's buffer. If they exceed it, there
-is one call for each group of prompts that fits.
+tokens, the keys and values of all prompts are gathered from the cache into attention's buffer. If they exceed the
+buffer, there is one call for each group of prompts that fits.
 """
 
 from collections.abc import Sequence

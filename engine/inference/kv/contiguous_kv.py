@@ -21,14 +21,14 @@ from asterism.engine.inference.kv.kv_cache import KvCache
 DENSE_BLOCK_ROWS = 64
 _EMPTY = -1
 _GROWTH_DIVISOR = 8  # a new block has room for 1/8 more tokens per row
-_MAX_EXTRA_WIDTH_STEPS = 2  # padding steps by which the stride may exceed the width that attention reads
+_MAX_EXTRA_WIDTH_STEPS = 2  # padding steps by which the stride can exceed the width that attention reads
 
 
 class DenseKvBlock:
     """A block of `max_rows` rows of up to `max_tokens` tokens. A join id identifies one request of a sequence.
 
-    Heads are `width` tokens apart, little more than attention reads: the processor prefetches ahead of its reads, and
-    would fetch a gap between heads in vain.
+    Heads are `width` tokens apart, which is little more than attention reads: the processor prefetches memory behind
+    its reads, and a wide gap between heads would waste this.
     """
 
     def __init__(

@@ -19,13 +19,13 @@ class KvCacheManager:
 
     @property
     def num_available(self) -> int:
-        """Pages that are free, or that only idle sequences hold."""
+        """The number of pages that are free or that only idle sequences hold."""
         return self.pool.num_free + self.pool.num_cached
 
     # ------------------------------------------------------------ start of a request
 
     def allocate(self, sequence: Sequence) -> bool:
-        """Give the sequence pages for all its tokens: its own pages, pages of an equal prefix, and free pages.
+        """Give the sequence pages for all its tokens: its own pages, shared pages of an equal prefix, and free pages.
 
         Returns False if the sequence must wait; it keeps only the usable part of its own pages.
         """
@@ -55,7 +55,7 @@ class KvCacheManager:
         sequence.stale = sequence.stale and usable_pages > 0
 
     def _find_shared_prefix(self, sequence: Sequence) -> list[int]:
-        """Return shared pages that continue its own pages, without the last token: its logits need a pass."""
+        """Return shared pages behind the sequence's own pages. The last token is left out: its logits need a pass."""
         found: list[int] = []
         first, part = divmod(sequence.cached_tokens, self.page_tokens)
         end = (len(sequence.token_ids) - 1) // self.page_tokens
@@ -71,7 +71,7 @@ class KvCacheManager:
         return found
 
     def record_prefill(self, chunk: PrefillChunk) -> None:
-        """Record that this step writes these tokens to the cache; the pages that they fill may be shared."""
+        """Record that this step writes these tokens to the cache; full pages can then be shared."""
         sequence = chunk.sequence
         sequence.cached_tokens = chunk.end
         if not sequence.stale:
@@ -115,7 +115,7 @@ class KvCacheManager:
         return self.pool.truncate(sequence, 0)
 
     def free_idle(self) -> None:
-        """Free the pages of idle sequences after new weights, and share no existing page."""
+        """After new weights, free the pages of idle sequences and stop sharing all other pages."""
         self.pool.clear_prefix_index()
         for sequence in list(self._idle.values()):
             self.free(sequence)

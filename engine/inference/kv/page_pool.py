@@ -1,6 +1,6 @@
 """The reference counts and the prefix index of the KV cache's pages, without their memory.
 
-A page contains the keys and values of `page_tokens` consecutive tokens. Several sequences may hold the same page: the
+A page contains the keys and values of `page_tokens` consecutive tokens. Several sequences can hold the same page: the
 index maps the digest of all tokens up to the end of a full page to the page, so that equal prefixes are cached once. A
 page without a holder is free and not in the index.
 """

@@ -1,4 +1,4 @@
-"""Models with adapters at the start of RL, from a folder or from the cold start's model, and their frozen policy."""
+"""Builds models with adapters for RL, from a folder or from the cold start's model, and their frozen policy."""
 
 import math
 from pathlib import Path

@@ -27,8 +27,8 @@ def build_publisher(
 
 
 class AdapterPublisher:
-    """A publisher of adapters. Their base has the slot after the adapters' slots until `close`. A restarted learner
-    writes the base again, with the same bits and digest, because a killed learner may leave it incomplete."""
+    """A publisher of adapters. The slot after the adapters' slots contains their base until `close`. A restarted
+    learner writes the same base again, because a killed learner can leave the base incomplete."""
 
     def __init__(
         self, folder: Path, model: CausalLM, dtype: torch.dtype, num_slots: int = 2, ranks: RankGroup | None = None

@@ -31,7 +31,7 @@ class BatchJournal:
     def __init__(self, folder: Path, max_staleness: int = 0) -> None:
         self._folder = folder
         self._max_staleness = max_staleness
-        self._lock = threading.Lock()  # a duplicate of a group may be written while its step is deleted
+        self._lock = threading.Lock()  # a duplicate of a group can arrive while its step is deleted
         folder.mkdir(parents=True, exist_ok=True)
 
     def clear(self) -> None:
@@ -76,12 +76,12 @@ class BatchJournal:
         write_atomically(self._get_metrics_path(step), msgspec.msgpack.encode(metrics))
 
     def read_metrics(self, step: int) -> dict[str, float]:
-        """Read the metrics of a step; empty if this launch of the run has not trained it."""
+        """Read the metrics of a step; empty if this launch of the run has not trained the step."""
         path = self._get_metrics_path(step)
         return msgspec.msgpack.decode(path.read_bytes(), type=dict[str, float]) if path.exists() else {}
 
     def delete_up_to(self, step: int) -> None:
-        """Delete the batches of steps up to `step`, after its checkpoint. Its metrics remain."""
+        """Delete the batches of steps up to `step`, which has a checkpoint. The metrics of `step` remain."""
         with self._lock:
             for each, folder in self._list_steps(_FOLDER_NAME):
                 if each <= step:

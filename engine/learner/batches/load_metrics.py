@@ -45,7 +45,7 @@ def _sum_costs(lengths: Sequence[int], attention_tokens: float) -> float:
 def compute_speed_metrics(
     sequences: Sequence[SequenceSource], flops: ForwardFlops, train_s: float, num_ranks: int, peak_tflops: float
 ) -> dict[str, float]:
-    """Compute tokens per second of all ranks, prompts included; with a peak per rank also mfu, the share of peaks."""
+    """Compute tokens per second of all ranks, prompts included; with `peak_tflops` also the MFU."""
     trained = [each for each in sequences if each.num_loss_tokens]
     lengths = [each.num_tokens - 1 for each in trained]
     speed = {"trained_tokens_per_s": sum(lengths) / train_s}

@@ -1,6 +1,6 @@
 """Sends samples to ranks on other nodes, because only the leading rank's node has the sample files.
 
-Each rank of that node sends the samples of the ranks with the same local rank on other nodes.
+Each rank of that node sends samples to the ranks that have the same local rank on other nodes.
 """
 
 from collections.abc import Iterator, Sequence

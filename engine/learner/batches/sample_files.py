@@ -29,7 +29,7 @@ class SampleEntry(NamedTuple):
     advantage: float
     num_tokens: int  # T, including the prompt
     num_loss_tokens: int
-    token_id_range: tuple[int, int]  # lowest and highest; (0, 0) without tokens
+    token_id_range: tuple[int, int]  # lowest and highest token id; (0, 0) without tokens
 
 
 _encode_index = msgspec.msgpack.Encoder().encode

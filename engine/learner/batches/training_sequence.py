@@ -10,7 +10,7 @@ from asterism.bus.messages import TrainingSample
 
 
 class SequenceSource(Protocol):
-    """A training sequence that may not be in memory."""
+    """A training sequence, in memory or in a file."""
 
     @property
     def trajectory_id(self) -> int: ...

@@ -73,7 +73,7 @@ def is_resumable(checkpoint: Path) -> bool:
 def find_training_damage(checkpoint: Path) -> str | None:
     """Describe the first damaged file that training needs (all except exported weights), or return None.
 
-    Reads the files. A checkpoint of an older version, without a manifest, is not checked.
+    This reads all bytes. A checkpoint of an older version, without a manifest, is not checked.
     """
     try:
         manifest = read_manifest(checkpoint)

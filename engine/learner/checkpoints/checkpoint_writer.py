@@ -1,8 +1,8 @@
 """Writes checkpoints in a background thread on each rank, while training continues.
 
 The thread reads weights and moments from the memory that training uses, so that no rank needs memory for a copy. The
-next optimizer update waits for it in `wait_until_read`; forward and backward passes do not change this memory. Then the
-files are in the page cache of each node. From them, each rank exports its own shards, without collectives. The thread
+next optimizer update waits in `wait_until_read` for the end of this read; forward and backward passes do not change the
+memory. Then each rank exports its own shards from the files in its node's page cache, without collectives. The thread
 then waits for the disk and gives the folder its final name.
 
 All ranks make the same calls. Their threads communicate through a separate process group.
@@ -56,7 +56,7 @@ class ModelExport(NamedTuple):
     shapes: Shapes  # weights without duplicates of tied weights and without adapters
     tokenizer_folder: Path
     dtype: torch.dtype
-    adapters: SavedAdapters | None  # merged into the weights
+    adapters: SavedAdapters | None  # adapters to merge into the weights
     has_weights: bool = True  # False: only the configuration and the tokenizer
     max_shard_bytes: int = MAX_SHARD_BYTES
     build_chat: Callable[[], ServedChat | None] = lambda: None  # None: keeps the files of `tokenizer_folder`
@@ -80,13 +80,13 @@ class CheckpointWriter:
         self._is_read.set()
 
     def start(self, pending: PendingCheckpoint, state: StateDict) -> None:
-        """Wait for the previous checkpoint and raise its error; start. The state may not change until it is read."""
+        """Wait for the previous checkpoint, raise its error, and start. `state` must not change until it is read."""
         self.wait()
         self._is_read.clear()
         self._committed = self._thread.submit(self._write, pending, state)
 
     def wait_until_read(self, *_: object) -> None:
-        """Wait until the state may change; a hook of optimizers. The leading rank raises errors of a failed write."""
+        """Wait until the state is read; optimizers call this hook. The leading rank raises errors of a failed write."""
         if not self._is_read.is_set():
             with self._ranks.operation("wait for the checkpoint"):
                 self._is_read.wait()
@@ -129,9 +129,9 @@ class CheckpointWriter:
         self._on_leader(partial(_commit, pending, digests))
 
     def _write_share(self, target: Path, base: Path, export: ModelExport) -> Mapping[str, str]:
-        """Write this rank's files to the disk; return the digests of all files that it has written."""
+        """Write this rank's files to the disk; return the digests of all files of this rank."""
         written = self._write_export(target, base, export)
-        digests = digest_files(target, written)  # while the page cache has them
+        digests = digest_files(target, written)  # while the files are in the page cache
         sync_paths(written)
         return digests
 

@@ -50,7 +50,7 @@ class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         if module_name == "torch" and isinstance(getattr(torch, global_name, None), torch.dtype):
             return getattr(torch, global_name)
-        if (module_name, global_name) == ("builtins", "getattr"):  # Python 3.11.0 to 3.11.3 pickle members of enums so
+        if (module_name, global_name) == ("builtins", "getattr"):  # Python 3.11.0 to 3.11.3 pickle enums by getattr
             return _get_member
         if (module_name, global_name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"{module_name}.{global_name} is no class of tensor metadata")
@@ -65,7 +65,7 @@ def _get_member(kind: Any, name: str) -> Enum:
 
 
 def _check_metadata(metadata: Any) -> None:
-    """Raise TypeError for other objects, and ValueError for tensor files outside of the metadata's folder."""
+    """Raise TypeError unless the object is Metadata, and ValueError for tensor files outside of its folder."""
     if not isinstance(metadata, Metadata):
         raise TypeError(f"{type(metadata).__name__} instead of Metadata")
     for index, place in metadata.storage_data.items():

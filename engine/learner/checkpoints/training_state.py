@@ -36,18 +36,18 @@ _BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)  # makes the stat
 
 
 def capture_training_state(model: nn.Module, optimizers: Sequence[Optimizer], step: int, ranks: RankGroup) -> StateDict:
-    """Return the state, which must be written before the next update: only random states are copies."""
+    """Return the state, which must be written before the next update, because only random states are copies."""
     state: StateDict = {"model": _list_weights(model, step), "random": _capture_random_states(ranks)}
     if step:  # before the first step there is no optimizer state, and get_optimizer_state_dict would create one
         moments = _select_moments(_get_optimizer_state(model, optimizers))
-        state["optimizer"] = {name: each.detach() for name, each in moments.items()}  # StateOffload may move them
+        state["optimizer"] = {name: each.detach() for name, each in moments.items()}  # StateOffload can move moments
     return state
 
 
 def write_training_state(folder: Path, state: StateDict, ranks: RankGroup, on_written: Callable[[], None]) -> None:
     """Write the state. Every rank calls it; `on_written` is called as soon as this rank no longer reads the state.
 
-    The files may not yet be on the disk. If one rank fails, all ranks raise RuntimeError with its traceback.
+    The files can still be in the page cache only. If one rank fails, all ranks raise RuntimeError with its traceback.
     """
     writer = _ReproducibleWriter(folder, on_written)
     group = ranks.checkpoint_group

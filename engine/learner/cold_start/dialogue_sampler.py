@@ -15,7 +15,7 @@ class StepSize(NamedTuple):
     """The size of a step, in dialogues or in tokens."""
 
     dialogues: int
-    tokens: int = 0  # limit per step, with at least one dialogue; 0: `dialogues` counts
+    tokens: int = 0  # limit per step, which has at least one dialogue; 0: use `dialogues`
 
 
 class SftSampler:
@@ -71,7 +71,7 @@ class SftSampler:
         self._next_step = 0
         self._num_drawn = 0  # drawn dialogues of all files
         self._counts = [0] * len(self._num_sequences)  # drawn dialogues of each file
-        self._pending: tuple[int, int] | None = None  # drawn for the previous step, which had no room
+        self._pending: tuple[int, int] | None = None  # dialogue for which the previous step had no room
 
     def _draw_step(self) -> list[tuple[int, int]]:
         """Draw the next step: for each dialogue, its file and the number of earlier dialogues of this file."""

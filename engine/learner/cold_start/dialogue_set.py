@@ -65,7 +65,7 @@ class DialogueSet:
     ) -> None:
         """`files`: tokens of sft.files. `validation`: tokens of sft.validation_files."""
         self._files = files
-        self._trained: list[NDArray[np.int64]] = []  # places of trained dialogues in each file
+        self._trained: list[NDArray[np.int64]] = []  # positions of the trained dialogues in each file
         self.validation = [
             StoredDialogue(each, index, 0) for each in validation for index in range(each.report.dialogues)
         ]

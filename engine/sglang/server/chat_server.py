@@ -25,7 +25,7 @@ from asterism.engine.sglang.server.server_process_group import ProcessGroup
 
 _TERM_GRACE_S = 10.0  # time for requests in flight after SIGTERM
 _READY_POLL_S = 0.5
-_PIPE_GRACE_S = 1.0  # processes that outlive the server may keep its pipe open
+_PIPE_GRACE_S = 1.0  # processes that outlive the server can keep its pipe open
 _KEPT_LINES = 100
 _ANY_HOST = ("0.0.0.0", "::")
 _ERROR = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*|.*\berror: .*")

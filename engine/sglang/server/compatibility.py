@@ -25,7 +25,7 @@ class ServerRequirements(NamedTuple):
     model: Path  # the run's checkpoint
     sequence_tokens: int  # tokens of the longest trajectory
     lora: LoraOptions | None = None  # the adapters that the server receives
-    serves_own_model: bool = False  # use the server's model; `model` has only its tokenizer
+    serves_own_model: bool = False  # whether to keep the server's weights; `model` then has only the tokenizer
     sequence_keys: str = "dialogue.prompt_tokens + response_tokens"  # keys that add up to `sequence_tokens`
 
 

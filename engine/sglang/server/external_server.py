@@ -27,7 +27,7 @@ class ExternalServer:
         probe_interval_s: float = PROBE_INTERVAL_S,
     ) -> None:
         """`index`: the engine's index into sglang.external_urls. `is_restart`: an earlier incarnation
-        of the engine used the server, which may be restarting now."""
+        of the engine used the server, which can be restarting now."""
         self._requirements = requirements
         self._is_restart = is_restart
         self.url = requirements.sglang.external_urls[index].rstrip("/")

@@ -1,6 +1,6 @@
 """Checks that the GPUs visible to a server's interpreter suffice for all servers of one machine.
 
-The weights and KV cache of a server may fill the share sglang.memory_share of each GPU's free memory.
+The weights and KV cache of a server can use the share sglang.memory_share of each GPU's free memory.
 """
 
 from collections.abc import Mapping, Sequence

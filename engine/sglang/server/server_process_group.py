@@ -14,7 +14,7 @@ from asterism.bus.process.waiting import wait_for_exit
 _TAIL_BYTES, _TAIL_LINES = 16_384, 12
 # Process titles of schedulers and detokenizers; a server without one of them is dead.
 _WORKER_PREFIX = "sglang::"
-# A mapping's inode identifies it, because semaphores are renamed after they are mapped.
+# An inode identifies a mapping, because semaphores are renamed after they are mapped.
 _SHM_MAPPING = re.compile(r"(\d+) +/dev/shm/(?:sglang_|sem\.)")
 
 

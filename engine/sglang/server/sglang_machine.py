@@ -143,7 +143,7 @@ async def _check_external_server(run: RunConfig, checkpoint: Path | None, index:
 
 
 def find_models(run: RunConfig) -> EvaluatedModels:
-    """Ask the running servers for their models. Raises UnusableInput, which names the server."""
+    """Find the models of the running servers. Raises UnusableInput, which names the server."""
     return EvaluatedModels(run, {"servers": asyncio.run(ask_servers(run.sglang.external_urls))})
 
 

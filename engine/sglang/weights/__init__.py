@@ -42,8 +42,7 @@ class WeightTransport(Protocol):
         """Load the weights. Raises WeightsRefused if the server keeps its old weights and resumes.
 
         Raises another EngineFailure if the weights are partially loaded or the server does not
-        respond. Its requests stay paused until it is restarted, or until a complete update and a
-        resume.
+        respond. Requests stay paused until the server restarts, or until a complete update and a resume.
         """
         ...
 

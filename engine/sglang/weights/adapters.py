@@ -4,8 +4,8 @@ A version is a LoRA adapter with a name of its own on the server, and each reque
 computes W x + (alpha / r) B A x with W, A and B in its dtype. Requests that run during an update keep the adapter that
 they name, so the engine ends and repeats them (sglang_engine.py); then the transport unloads the earlier adapters.
 
-SGLang 0.5.23 stacks the adapters of queries, keys and values, and those of gate and up (lora/lora.py), and needs each
-of a stack: a server that gets adapters of k_proj alone exits. The transport sends the missing ones as zeros.
+SGLang 0.5.23 stacks the adapters of queries, keys and values, and those of gate and up (lora/lora.py), and needs all
+adapters of a stack: a server with adapters of k_proj alone exits. The transport sends zeros for missing adapters.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class AdapterTransport:
     async def update(
         self, client: SGLangClient, weights: WeightsPublished, end_requests: Callable[[], Awaitable[None]]
     ) -> str:
-        """Return the name of the adapter for later requests. No request may be sent meanwhile.
+        """Return the name of the adapter for later requests. No request must be sent meanwhile.
 
         `end_requests`: ends all requests of the server. Raises WeightsRefused if requests can continue with the earlier
         adapter, and another EngineFailure as WeightTransport.update.
@@ -84,7 +84,7 @@ class AdapterTransport:
         await client.resume()  # a paused server ends no request
         await end_requests()
         for other in loaded:
-            if other.startswith(_NAME_PREFIX) and other != name:  # an earlier incarnation may have left some
+            if other.startswith(_NAME_PREFIX) and other != name:  # an earlier incarnation can have left adapters
                 await client.unload_adapter(other)
         await client.flush_cache()
         return name

@@ -107,6 +107,6 @@ class CollectiveThread:
     def _run_calls(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
-            del call  # frees its tensors
+            del call  # frees the tensors of the call
         self._group = None
         self._listener.close()

@@ -55,7 +55,7 @@ class DiskTransport:
         finally:
             stop.set()
             await asyncio.wait((acquiring,))
-            acquiring.exception()  # mark it as retrieved
+            acquiring.exception()  # asyncio logs an exception that is never retrieved
             await asyncio.to_thread(self._folders.release)
 
     def _acquire(self, weights: WeightsPublished, parameters: Bucket, stop: threading.Event) -> Path:

@@ -54,7 +54,7 @@ class IpcTransport:
 
 
 def _stage(bucket: Bucket, device: torch.device) -> dict[str, Tensor]:
-    """Copy the bucket into new memory. Raises UpdateRefused if the device has too little."""
+    """Copy the bucket into new memory. Raises UpdateRefused if the device has too little memory."""
     dtype = next(iter(bucket.values())).dtype
     layout = get_layout(bucket, dtype)
     try:

@@ -3,7 +3,7 @@
 Each version has one folder, which is written once and removed after its last read.
 
     lock            locked exclusively while a process writes or removes a folder, but not while servers read
-    part            a folder that is being written or removed; without the lock a killed process has left it
+    part            a folder that is being written or removed; if the lock is free, a killed process has left it
     KEY             a complete folder; an engine holds a shared lock of it while its server reads
 
 A rename gives a complete folder its name. The kernel releases the locks of a killed process. The next process removes
@@ -29,7 +29,7 @@ Write = Callable[[Path], None]
 
 class NodeFolders:
     def __init__(self, root: Path) -> None:
-        """`root`: the run's folder on this node; should be in memory. All engines of the node use the same one."""
+        """`root`: the run's folder on this node; should be in memory. All engines of the node share it."""
         self._root = root
         self._held: int | None = None  # open folder that this engine's server may read
 
@@ -39,7 +39,7 @@ class NodeFolders:
         `write`: fills an empty folder; one process of the node runs it while the others wait. Raises its errors, and
         OSError if the memory is full.
         """
-        self.release()  # an update that was cancelled twice may have left a folder
+        self.release()  # an update that was cancelled twice can have left a folder
         folder = self._root / key
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         while not stop.is_set():
@@ -81,7 +81,7 @@ class NodeFolders:
             shutil.rmtree(part, ignore_errors=True)
 
     def _remove_unused(self, keep: str = "") -> int:
-        """Remove, under the lock, folders that no server reads. Return how many others than `keep` servers read."""
+        """Remove folders that no server reads, under the lock. Count the other folders, except `keep`."""
         part, num_read = self._root / _PART, 0
         shutil.rmtree(part, ignore_errors=True)
         for folder in self._root.iterdir():

@@ -2,8 +2,7 @@
 
 SGLang 0.5.23 fuses the projections of queries, keys and values, and those of gate and up. Tensor parallelism gives
 each rank equal parts: rows of these projections and of vocabularies, columns of the projections that follow them, and
-all of each norm.
-(sglang/srt/configs/update_config.py).
+all of each norm. Source of the padding: sglang/srt/configs/update_config.py.
 
 Some parameters have a form that depends on more than the server reports; they are not compared (_has_known_form).
 
@@ -23,7 +22,7 @@ from torch.nn.functional import pad
 
 from asterism.engine.sglang.http_api import ServerInfo
 
-SAMPLE_BYTES = 64 * 2**20  # bytes of parameters to compare after one update; the last parameter may exceed them
+SAMPLE_BYTES = 64 * 2**20  # bytes of parameters to compare after one update; the last parameter can exceed this
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _VOCABULARY, _VOCABULARY_MULTIPLE = ("embed_tokens", "lm_head"), 64  # padded rows are a multiple of 64
@@ -75,7 +74,7 @@ def _list_sources(published: Mapping[str, Tensor], server: ServerInfo) -> list[t
 def _has_known_form(name: str, tensor: Tensor, server: ServerInfo) -> bool:
     module, is_on_cpu = _get_module(name), server.device == "cpu"
     if server.quantization is not None or server.dtype != str(tensor.dtype).removeprefix("torch."):
-        return False  # a converted form
+        return False  # the server converts the parameters
     if server.enable_dp_attention:
         return False  # attention and vocabularies are divided among other ranks than the rest
     if ".experts." in name:

@@ -85,8 +85,8 @@ async def generation_paused(
 ) -> AsyncGenerator[UpdateProgress]:
     """Pause requests in place, and resume them after a successful or refused update to `parameters`.
 
-    A server's refusal becomes WeightsRefused if the old weights are complete. If some weights are
-    loaded, or wrong ones, it becomes EngineFailure and requests stay paused.
+    A server's refusal becomes WeightsRefused if the old weights are complete. After a partial or wrong load it becomes
+    EngineFailure, and requests stay paused.
     """
     progress, server = UpdateProgress(), await client.get_server_info()
     expected = [
@@ -202,7 +202,7 @@ class ProcessGroupTransport:
         self._leave()
 
     async def _join(self, client: SGLangClient, server: ServerInfo) -> CollectiveThread:
-        name = f"asterism-{os.getpid()}-{secrets.token_hex(4)}"  # accepted by a server only once
+        name = f"asterism-{os.getpid()}-{secrets.token_hex(4)}"  # a server accepts each name only once
         world_size = 1 + server.tp_size
         group = self.group = CollectiveThread(name, self._parts.group_backend, _HOST, world_size, self._parts.timeout_s)
         server_call = client.init_group(_HOST, group.port, world_size, name, self._parts.group_backend)
@@ -231,7 +231,7 @@ class ProcessGroupTransport:
         finally:
             server_future.cancel()
             for future in (local_future, server_future):
-                future.add_done_callback(_has_succeeded)  # marks an exception as retrieved
+                future.add_done_callback(_has_succeeded)  # asyncio logs an exception that is never retrieved
         local_error = str(local_future.exception()) if local_future.done() and local_future.exception() else ""
         if not server_future.done() or server_future.cancelled():
             raise EngineFailure(f"the process group broke, and the server does not respond; local error: {local_error}")
