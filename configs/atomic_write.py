@@ -26,7 +26,7 @@ class DiskError(UnusableInput):
 
 @contextmanager
 def raising_disk_errors(path: Path) -> Generator[None]:
-    """Raise DiskError for disk errors; it names the OSError's file, or `path`."""
+    """Raise DiskError for disk errors. The message names the OSError's file, or `path`."""
     try:
         yield
     except OSError as error:
@@ -48,7 +48,7 @@ def check_writable(path: Path) -> None:
 def write_atomically(path: Path, content: bytes, *, is_private: bool = False) -> None:
     """Write a file, so that a reader gets the complete old or new content. A symbolic link is replaced, not followed.
 
-    `is_private`: only the user can read the file, which may have secrets. Raises DiskError.
+    `is_private`: only the user can read the file, which can contain secrets. Raises DiskError.
     """
     new = path.with_name(f"{path.name}.new")
     try:

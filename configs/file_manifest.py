@@ -123,7 +123,7 @@ def check_top_files(folder: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Check a file against the nearest manifest that lists it, before the file is read. A process reads it once.
+    """Check a file against the nearest manifest that lists it, before the file is read. A process digests it once.
 
     Raises DamagedFile. A file that no manifest lists is not checked.
     """

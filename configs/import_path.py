@@ -53,7 +53,7 @@ def _load_module(module_name: str, key: str) -> ModuleType:
 
 
 def _refuse_former_name(module_name: str, key: str) -> None:
-    """Refuse `tasks.rewards`: if the current folder is the checkout, it would be a second `asterism.tasks.rewards`."""
+    """Refuse `tasks.rewards`, which would load `asterism.tasks.rewards` a second time in the checkout's folder."""
     top = module_name.partition(".")[0]
     ours, found = importlib.util.find_spec(f"asterism.{top}"), importlib.util.find_spec(top)
     if ours is None or ours.origin is None:

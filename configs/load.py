@@ -65,7 +65,7 @@ def load_run(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def _replace_former_names(layer: ConfigLayer, path: Path | None) -> None:
-    """Replace former names in a run folder's configuration; raise ConfigError for those in a layer of the user."""
+    """Replace former names in a run folder's configuration; raise ConfigError for former names in other layers."""
     renamings = find_renamings(layer.table)
     if path is not None and layer.source == str(path) and RunFolder(path.parent).events.is_dir():
         migrate(layer.table)
@@ -118,7 +118,7 @@ def load_with_overrides(path: Path, overrides: Sequence[str], sections: Sequence
 
 
 def write_resolved(run: RunConfig, path: Path) -> None:
-    """Write every key, so that later defaults do not apply. Only the user can read the file, which may have secrets.
+    """Write every key, so that later defaults do not apply. Only the user can read the file, which can contain secrets.
 
     Raises OSError, DiskError.
     """
@@ -141,7 +141,7 @@ def list_resume_conflicts(before: RunConfig, after: RunConfig) -> list[str]:
 
 
 def _pop_preset(layers: Sequence[ConfigLayer]) -> ConfigLayer | None:
-    """Remove `preset` from the layers; the last layer that sets it counts."""
+    """Remove `preset` from the layers; the last layer with a preset takes precedence."""
     presets = [(layer.source, layer.table.pop(PRESET_KEY)) for layer in layers if PRESET_KEY in layer.table]
     if not presets:
         return None
@@ -192,13 +192,13 @@ def _drop_none_within(value: Any) -> Any:
 
 def _diff_tables(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str) -> list[str]:
     lines: list[str] = []
-    for key in {**a, **b}:  # keys of sglang.environment are arbitrary, and may exist in one table only
+    for key in {**a, **b}:  # keys of sglang.environment are arbitrary, and can exist in one table only
         before, after = a.get(key), b.get(key)
         is_array = isinstance(before, (list, tuple))
         before, after = _index_tables(before), _index_tables(after)
         if isinstance(before, dict) and isinstance(after, dict):
             names, other_names = list(cast("dict[str, Any]", before)), list(cast("dict[str, Any]", after))
-            if is_array and names != other_names and set(names) == set(other_names):  # files of a mixture have numbers
+            if is_array and names != other_names and set(names) == set(other_names):  # files of a mixture are numbered
                 lines.append(f"{prefix}{key}: order {', '.join(names)} -> {', '.join(other_names)}")
             lines += _diff_tables(cast("dict[str, Any]", before), cast("dict[str, Any]", after), f"{prefix}{key}.")
         elif before != after:
@@ -207,6 +207,6 @@ def _diff_tables(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str) -> lis
 
 
 def _index_tables(value: Any) -> Any:
-    """Return an array of tables as a table by name; other values unchanged."""
+    """Return an array of tables as a table by name. Other values stay unchanged."""
     is_array = isinstance(value, (list, tuple)) and value and all(isinstance(each, dict) for each in value)
     return {each.get("name", str(number)): each for number, each in enumerate(value)} if is_array else value

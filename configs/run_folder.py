@@ -88,7 +88,7 @@ class RunFolder(NamedTuple):
 
     @property
     def partial_cold_start(self) -> Path:
-        """The checkpoint within the cold start."""
+        """The newest checkpoint of an unfinished cold start."""
         return self.checkpoints / "sft_partial"
 
     @property

@@ -1,7 +1,7 @@
 """The kinds of engines: one record for each value of engine.kind.
 
 A record has the facts that the configuration, the launcher and the plan read, and the import path of the kind's code,
-which is imported on demand. A further kind is one record here and a package: docs/engine.md.
+which is imported on demand. To add a kind, add a record here and a package: docs/engine.md.
 """
 
 import pkgutil
@@ -22,16 +22,16 @@ class Servers(NamedTuple):
     memory_share: float = 0.0  # share of a GPU for weights and KV cache, if engine.kv_tokens = 0
     transfer: WeightTransfer = WeightTransfer()
     bucket_mib: int = 0  # size of a bucket of a weight transfer
-    has_own_torch: bool = False  # the servers' interpreter may find GPUs that the run's torch does not find
+    has_own_torch: bool = False  # the servers' torch can find GPUs that the run's torch does not find
 
 
 class EngineKind(NamedTuple):
-    code: str  # import path of its asterism.engine.engine_code.EngineCode
-    in_process: bool = False  # the generator computes, within [engine]'s memory; batches do not change results
+    code: str  # import path of the kind's asterism.engine.engine_code.EngineCode
+    in_process: bool = False  # the engine runs in the generator, in [engine]'s memory; batches do not change results
     trains: bool = True  # engines load published weights, and return exact token ids and logprobs
     releases_memory: bool = False  # engines can release memory while the learner trains: sglang.colocate
     stop_allowance_s: float = 0.0  # time between Shutdown and the kill, in addition to every process's time
-    has_options: bool = False  # [engine.options] has its options; other kinds have tables of their own
+    has_options: bool = False  # [engine.options] has the kind's options; other kinds have own tables
 
     def load_code(self) -> Any:
         """Import the kind's code, which does not import torch."""

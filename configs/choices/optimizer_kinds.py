@@ -4,13 +4,13 @@ from typing import NamedTuple
 
 
 class OptimizerKind(NamedTuple):
-    code: str  # the function that builds it: asterism.engine.learner.optimizers.BuildOptimizers
-    moments: int  # float32 numbers that it keeps for each trained parameter, at most
-    trains_policy: bool = True  # whether RL may choose the optimizer; the cold start may choose each
+    code: str  # import path of an asterism.engine.learner.optimizers.BuildOptimizers
+    moments: int  # most float32 numbers that the optimizer keeps for a trained parameter
+    trains_policy: bool = True  # whether RL accepts the optimizer; the cold start accepts all
 
 
 OPTIMIZER_KINDS = {
     "adamw": OptimizerKind("asterism.engine.learner.optimizers:build_adamw", moments=2),
-    # Its full-rank updates are too coarse for the small changes of RL. AdamW trains the other parameters.
+    # Muon's full-rank updates are too coarse for the small changes of RL. AdamW trains the other parameters.
     "muon": OptimizerKind("asterism.engine.learner.optimizers:build_muon", moments=2, trains_policy=False),
 }

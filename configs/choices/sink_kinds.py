@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 
 class SinkKind(NamedTuple):
-    store: str  # its file or folder in the run's folder, if the configuration names no other place
-    packages: Sequence[str] = ()  # packages that the sink imports; the extra of its name installs them
+    store: str  # the sink's file or folder in the run's folder, unless the configuration names one
+    packages: Sequence[str] = ()  # packages that the sink imports; the extra of this name installs these
 
 
 SINK_KINDS = {

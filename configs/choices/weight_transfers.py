@@ -14,13 +14,13 @@ class WeightTransfer(NamedTuple):
     reaches_copies: bool = False  # the transfer reaches servers with several copies of the model
     joins_group: bool = False  # generator and server form a process group: sglang.group_backend
     device_buckets: int = 0  # buckets on the server's device
-    shares_device: bool = False  # the generator maps the device's memory; on a CPU it is shared memory
+    shares_device: bool = False  # the generator maps the device's memory, or shared memory on a CPU
     host_buckets: int = 0  # buckets in main memory
     host_buckets_per_gpu: int = 0  # further buckets in main memory for each GPU of the server
 
 
 # A request body has a copy per rank: base64, sent and received body with 4/3 of a bucket each, and the decoded bucket.
-# With "ipc" a server may still read one bucket while the generator copies the next one.
+# With "ipc" a server can still read one bucket while the generator copies the next one.
 WEIGHT_TRANSFERS = {
     "disk": WeightTransfer(
         "asterism.engine.sglang.weights.disk_transport:DiskTransport", reads_folder=True, reaches_copies=True

@@ -33,7 +33,7 @@ class ConfigError(UnusableInput):
 
 
 def read_layer(path: Path) -> ConfigLayer:
-    check_file(path)  # against the manifest of a run folder
+    check_file(path)  # checks the file against a run folder's manifest
     try:
         content = path.read_bytes()
         if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

@@ -26,7 +26,7 @@ class ConfigLayer(NamedTuple):
 
 
 def explain_validation_error(message: str, merged: Mapping[str, Any], layers: Sequence[ConfigLayer], file: Path) -> str:
-    """Translate msgspec's message into TOML's terms and add the value and the layer that set it.
+    """Translate msgspec's message into TOML's terms and add the value and the layer that set the value.
 
     >>> # "Expected `int`, got `str` - at `$.rl.steps`"
     >>> # "configs/tiny.toml: `rl.steps` must be an integer, got \"many\""
@@ -44,7 +44,7 @@ def explain_validation_error(message: str, merged: Mapping[str, Any], layers: Se
 
 
 def _split_path(key_path: str) -> list[str]:
-    """Return the keys, with the indices of arrays of tables and without those of values."""
+    """Return the keys, with the indices of tables in arrays, but without the indices of other values."""
     keys: list[str] = []
     for key, index in re.findall(r"([^.\[\]]+)|\[(.*?)\]", key_path):
         if key or is_table_array(find_annotation(RunConfig, keys)):
@@ -87,7 +87,7 @@ def _list_choices(annotation: object) -> list[Any]:
 
 
 def _describe_actual(problem: str, key_path: str, merged: Mapping[str, Any]) -> str:
-    """Describe the value; only its type if msgspec does not name the key, as in sglang.environment."""
+    """Describe the value, or only its type if msgspec does not name the key, as in sglang.environment."""
     kind = re.search(r", got `(\w+)`$", problem)
     if kind and key_path.endswith("[...]"):
         return _TOML_TYPE_NAMES.get(kind[1], kind[1])

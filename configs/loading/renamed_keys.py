@@ -29,7 +29,7 @@ RENAMED_KEYS: dict[str, str] = {
     "learner.keep_checkpoints": "learner.checkpoints.keep",
     **{f"evaluation.{key}": f"evaluation.sampling.{key}" for key in ("temperature", "top_p", "top_k")},
 }
-# Former values for "as [sampling]"; today an absent key means this.
+# Former values that mean "as in [sampling]"; today an absent key means this.
 _DROPPED_VALUES = {"evaluation.temperature": 0, "evaluation.top_p": 1, "evaluation.top_k": 0}
 _IMPORT_PATH = re.compile(r"(?<![\w.])(bus|engine|actors|sandbox|policies|configs|tasks|analysis)(\.\w+)+:\w+")
 _HEADER = re.compile(r"\s*\[+\s*([\w.-]+)\s*\]+")
@@ -38,7 +38,7 @@ _STAGES = "stages"
 
 
 class Renaming(NamedTuple):
-    old: str  # a key, or an import path with its key
+    old: str  # a key, or an import path
     new: str
 
 
@@ -53,7 +53,7 @@ def migrate(table: MutableMapping[str, Any]) -> None:
     """Replace the former names in a parsed configuration."""
     for root in (table, *table.get(_STAGES, [])):
         parents = {old: parent for old in RENAMED_KEYS if (parent := _find_parent(root, old)) is not None}
-        # All values leave first: the former key `learner.loss` is a table now, which others enter.
+        # Remove all values first: `learner.loss` is a table now, in which other former keys are set.
         values = {old: parent.pop(old.rpartition(".")[2]) for old, parent in parents.items()}
         for old, value in values.items():
             if old not in _DROPPED_VALUES or value != _DROPPED_VALUES[old]:
@@ -63,8 +63,8 @@ def migrate(table: MutableMapping[str, Any]) -> None:
 
 
 def migrate_text(text: str) -> str:
-    """Replace the former names in a TOML file, line by line, so that comments stay. Raises ValueError if this does not
-    suffice."""
+    """Replace the former names in a TOML file, line by line, so that comments stay. Raises ValueError if a former name
+    remains."""
     lines, section = list[str](), ""
     for line in text.splitlines(keepends=True):
         if header := _HEADER.match(line):
@@ -73,7 +73,7 @@ def migrate_text(text: str) -> str:
     migrated, expected = "".join(lines), tomllib.loads(text)
     migrate(expected)
     if tomllib.loads(migrated) != expected:
-        raise ValueError("not each key is at the start of a line or in a table of one line")
+        raise ValueError("a former key is neither at the start of a line nor in a table of one line")
     return migrated
 
 
@@ -130,7 +130,7 @@ def _iter_import_paths(table: Any) -> Iterator[tuple[Any, Any, str]]:
 
 
 def _is_former_path(value: str) -> bool:
-    """Return whether the module exists below `asterism`; a user may have a package named `tasks`."""
+    """Return whether the module exists below `asterism`; a user can have a package named `tasks`."""
     if not _IMPORT_PATH.fullmatch(value):
         return False
     try:

@@ -1,8 +1,8 @@
 """Resolves references to environment variables, `${NAME}`, in `tasks.parameters`, `tasks.variables` and
 `sglang.environment`.
 
-They are resolved when a process starts that needs the values. The configuration, its copy in the run's folder, logs and
-messages contain the reference. `$${NAME}` stands for the text `${NAME}`.
+A process that needs the values resolves these when it starts. The configuration, its copy in the run's folder, logs and
+messages contain only the references. `$${NAME}` stands for the text `${NAME}`.
 """
 
 import os
@@ -14,7 +14,7 @@ from asterism.configs.errors import UnusableInput
 
 _REFERENCE = re.compile(r"(\$?)\$\{([^{}]*)\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MIN_HIDDEN_CHARACTERS = 4  # characters; a shorter value may be part of any text
+_MIN_HIDDEN_CHARACTERS = 4  # characters; a shorter value can be part of any text
 
 
 class Resolved(NamedTuple):
@@ -40,7 +40,7 @@ def describe_references(table: Mapping[str, Any], key: str) -> str:
 
 
 def hide_secrets(text: str, secrets: Mapping[str, str]) -> str:
-    """Replace values by their references in the text; a value that contains another one goes first."""
+    """Replace values by their references in the text; longer values are replaced first."""
     for value in sorted(secrets, key=len, reverse=True):
         if len(value) >= _MIN_HIDDEN_CHARACTERS:
             text = text.replace(value, secrets[value])

@@ -68,12 +68,12 @@ class SftFileConfig(Section, frozen=True, kw_only=True):
 
     name: TaskName  # name of the file in messages and metrics
     data: FilePath  # file of dialogues, as in sft.data
-    weight: PositiveFloat = 1.0  # share of the drawn dialogues, relative to the other files
+    weight: PositiveFloat = 1.0  # share of the drawn dialogues, relative to other files
     # System text and tools of a dialogue. row: its own, if it has any; run: always the run's: docs/data.md
     prompt: Literal["row", "run"] = "row"
     tool_names: dict[str, str] = {}  # noqa: RUF012  # the run's tool for each function that a row without tools calls
     calls: Literal["json", "python"] = "json"  # python: also read messages `[name(argument=value), ...]` as calls
-    # Read rows of `instruction` and a Python `response` as dialogues that end with a call of this tool. Empty: no.
+    # Read rows of `instruction` and a Python `response` as dialogues that end with a call of this tool. Empty: off.
     program_tool: Literal["", "jupyter_code"] = ""
     where: dict[str, str] = {}  # noqa: RUF012  # column and text of the rows to use; other rows are left out
 
@@ -83,15 +83,15 @@ class SftConfig(Section, frozen=True):
 
     data: FilePath = "$RUN/data/sft.jsonl"  # dialogues: docs/data.md
     mixture: tuple[SftFileConfig, ...] = ()  # several files instead of `data`
-    max_bad_rows: Count = 100  # limit per file: unusable rows are skipped and counted; one more ends the run
+    max_bad_rows: Count = 100  # limit of unusable rows per file, which are skipped and counted; more end the run
     max_tokens: Count = 0  # limit of a dialogue's tokens; 0: no limit
     too_long: Literal["drop", "truncate"] = "drop"  # drop or truncate dialogues over max_tokens
     steps: Count = 0  # optimizer updates
     epochs: NonNegativeFloat = 0.0  # instead of `steps`: draw as many dialogues as all files have, times this number
     batch_size: PositiveInt = 64  # dialogues per update
-    tokens_per_step: Count = 0  # instead of `batch_size`: tokens per update, at most; 0: use `batch_size`
+    tokens_per_step: Count = 0  # limit of tokens per update, instead of `batch_size`; 0: use `batch_size`
     validation: FilePath = ""  # dialogues for a validation loss, as in `data`; empty: none
-    validation_share: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # share of each file's dialogues for that loss
+    validation_share: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # share of each file for a validation loss
     validation_every: PositiveInt = 100  # steps between validations; also after the last step
     optimizer: str = "adamw"  # adamw, or muon: Muon for the layers' matrices, AdamW for the rest
     lr: LearningRate = 1e-5  # learning rate of AdamW
@@ -136,21 +136,21 @@ class SftConfig(Section, frozen=True):
 class RlConfig(Section, frozen=True):
     steps: Count = 300  # training steps of the run
     prompts: PositiveInt = 512  # groups per training step
-    rollouts: Annotated[int, Meta(ge=2, le=65_536)] = 32  # 2G: trajectories per group; at least 4 with roc.enabled
+    rollouts: Annotated[int, Meta(ge=2, le=65_536)] = 32  # trajectories per group (2G); at least 4 with roc.enabled
     first_problem: Count = 0  # position in the sequence of problems at which the run begins
-    max_refill_groups: Count = 0  # groups per step that may replace groups with equal rewards
+    max_refill_groups: Count = 0  # limit of groups per step that replace groups with equal rewards
     advantage_estimator: ImportPath = "grpo"  # "grpo", "dr_grpo", or a function by import path: docs/losses.md
     # How trajectories begin and advance: "independent", or a policy by import path (examples/rollout_policies.py).
     rollout_policy: ImportPath = "independent"
     group_filter: ImportPath = "unequal_rewards"  # groups to train on, or a function by import path: docs/losses.md
-    # Length of the range below dialogue.response_tokens in which the reward falls, for the advantage; 0: none.
+    # Last tokens before dialogue.response_tokens, over which the advantage's reward falls; 0: no penalty.
     overlong_buffer_tokens: Count = 0
     overlong_penalty: PositiveFloat = 1.0  # penalty at the length limit; needs overlong_buffer_tokens
-    overlong: Literal["keep", "drop"] = "keep"  # keep or drop responses that the length limit ends, for training
+    overlong: Literal["keep", "drop"] = "keep"  # training keeps or drops responses that the length limit ends
     repeated_ngram_tokens: Annotated[int, Meta(ge=0, le=1024)] = 0  # length of the n-grams to count; 0: no filter
     repeated_ngram_limit: PositiveInt = 20  # responses with more occurrences of an n-gram are not trained on
-    max_staleness: Count = 0  # versions by which rollouts may be ahead of the learner: docs/staleness.md
-    stale_tokens: Literal["mask", "drop"] = "mask"  # what training does: mask stale tokens, or drop their trajectory
+    max_staleness: Count = 0  # limit of versions by which rollouts are ahead of the learner: docs/staleness.md
+    stale_tokens: Literal["mask", "drop"] = "mask"  # training masks stale tokens, or drops their trajectories
     # Groups that a step starts, as a multiple of `prompts`; the step uses the first complete ones.
     group_oversampling: Annotated[float, Meta(ge=1, le=1000)] = 1.0
     surplus_groups: Literal["carry", "abort"] = "abort"  # carry surplus groups over to the next step, or abort them
@@ -204,14 +204,14 @@ class RocConfig(Section, frozen=True):
     penalty: Literal["report", "release"] = "report"  # formula for failed calls and format
     error_penalty: bool = True  # whether failed calls are penalized
     format_penalty: bool = True  # whether wrong answer tags are penalized
-    # Draw of correct trajectories: by weight, or those with the lowest penalties.
+    # Draw of correct trajectories: weighted by penalty, or those with the lowest penalties.
     positives: Literal["weighted", "lowest"] = "weighted"
     negatives: Literal["uniform", "first"] = "uniform"  # draw of wrong trajectories
-    # Limit of the reward: larger ones are positives ("correct"), unless evaluation.success decides.
+    # Trajectories with a larger reward are positives ("correct"), unless evaluation.success decides.
     positive_above: SignedFloat = 0.0
-    # Least number of positives to keep of a group, if it has them; otherwise each class is kept in proportion.
+    # Least number of positives to keep of a group that has them; beyond it, each class is kept in proportion.
     min_positives: Count = 1
-    min_negatives: Count = 1  # least number of negatives to keep of a group, if it has them
+    min_negatives: Count = 1  # least number of negatives to keep of a group that has them
     # Smallest penalty of a weighted draw with the weights 1 / penalty: docs/release.md has a table of its effect.
     floor: Annotated[float, Meta(gt=0, le=2)] = 0.1
 
@@ -233,14 +233,14 @@ class EvaluationConfig(Section, frozen=True):
 
     questions: Count = 512  # limit of questions of data.test, of each tasks[].test, and of each set; 0: no evaluation
     every: Count = 0  # RL steps between evaluations during training; 0: none
-    # Limit of a response in evaluations, of generated and tool tokens; 0: each task's dialogue.response_tokens.
+    # Limit of a response's generated and tool tokens in evaluations; 0: each task's dialogue.response_tokens.
     response_tokens: Count = 0
     during: Literal["sampled", "greedy"] = "sampled"  # kind of answers in evaluations during training
     keep_best: bool = True  # keep the checkpoint with the best reward in evaluations during training; needs `every`
-    # Rule for a correct answer: a component, "correct", or a limit, "correct >= 1" or "reward > 0.5";
+    # Rule for a correct answer: a component ("correct") or a limit ("correct >= 1", "reward > 0.5");
     # empty: a reward above roc.positive_above (docs/rewards.md).
     success: str = ""
-    sampling: Sampling | None = None  # sampling of sampled evaluations; keys that are left out: those of [sampling]
+    sampling: Sampling | None = None  # sampling of sampled evaluations; absent keys are those of [sampling]
     sets: tuple[EvaluationSetConfig, ...] = ()  # sets of questions instead of data.test and tasks[].test
     only: bool = False  # evaluate model.checkpoint and do nothing else: `asterism eval` sets it
 
@@ -254,7 +254,7 @@ class EvaluationConfig(Section, frozen=True):
 
     @property
     def intervals(self) -> tuple[int, ...]:
-        """RL steps between two evaluations during training, by set; without sets one for all questions. 0: none."""
+        """RL steps between two evaluations during training, by set; without sets, one number for all. 0: none."""
         return tuple(each.every or self.every for each in self.sets) or (self.every,)
 
     @property

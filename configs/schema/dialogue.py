@@ -18,7 +18,7 @@ NonEmptyText = Annotated[str, Meta(min_length=1)]
 class DialogueConfig(Section, frozen=True):
     """Prompt, tools and limits of a trajectory (rStar2-Agent, arXiv 2508.20722, section 3)."""
 
-    # Tools that the model may call; [] for a task without tools.
+    # Tools that the model can call; [] for a task without tools.
     tools: tuple[ToolName, ...] = (
         "jupyter_code",
         "python_code_with_standard_io",
@@ -38,12 +38,12 @@ class DialogueConfig(Section, frozen=True):
     prompt_tokens: PositiveInt = 1024  # limit of the prompt; longer prompts are skipped and counted
     response_tokens: PositiveInt = 8192  # limit of generated tokens and tool tokens
     max_turns: PositiveInt = 10  # limit of assistant turns in a trajectory
-    max_calls_per_turn: PositiveInt = 1  # calls of a turn that are executed
+    max_calls_per_turn: PositiveInt = 1  # limit of executed calls per turn
     surplus_calls: Literal["error", "ignore"] = "error"  # result of further calls: an error, or none
-    unclosed_call: Literal["error", "ignore"] = "error"  # a call without closing tag fails, or is no call
-    # Text with the answer. last_turn: only if the model ended it; response: the whole response in any case.
+    unclosed_call: Literal["error", "ignore"] = "error"  # a call without closing tag fails, or is ignored
+    # Text with the answer. last_turn: the last turn, if the model ended it; response: always the whole response.
     graded_text: Literal["last_turn", "response"] = "last_turn"
-    result_characters: PositiveInt = 2048  # limit of stdout, stderr and traceback each; the middle is removed
+    result_characters: PositiveInt = 2048  # limit of each of stdout, stderr and traceback; the middle is removed
     result_format: Literal["default", "rstar2_release"] = "default"  # rstar2_release: one limit for the whole result
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class DialogueConfig(Section, frozen=True):
 
     @property
     def lacks_tools(self) -> bool:
-        """Return whether `system` describes tools that only a task's import could add."""
+        """Return whether `system` describes tools that only a task's import can add."""
         return "{tools}" in self.system and not self.tools
 
     @property

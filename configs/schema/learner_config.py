@@ -30,7 +30,7 @@ LoraTarget = Literal["all", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj",
 class OptimizerConfig(Section, frozen=True):
     """The optimizer of RL, in float32."""
 
-    name: str = "adamw"  # of the optimizer: docs/learner.md
+    name: str = "adamw"  # name of the optimizer: docs/learner.md
     lr: LearningRate = 1e-6  # learning rate after the warm-up
     final_lr_fraction: Annotated[float, Meta(ge=0, le=1)] = 1.0  # learning rate at the end, as a share of `lr`
     warmup_steps: Count = 5  # optimizer updates during which the learning rate rises linearly
@@ -57,9 +57,9 @@ class LossConfig(Section, frozen=True):
     # Correction by importance weights. auto: tis for bfloat16.
     correction: Literal["auto", "none", "tis", "icepop", "decoupled"] = "auto"
     correction_low: NonNegativeFloat = 0.5  # lower limit of importance weights; icepop masks smaller ones
-    correction_high: PositiveFloat = 2.0  # upper limit of importance weights, which tis truncates; others mask them
+    correction_high: PositiveFloat = 2.0  # upper limit of importance weights; tis truncates larger ones, others mask
     log_ratio_limit: Annotated[float, Meta(gt=0, le=80)] = 20.0  # nats; a token with a larger log ratio has no gradient
-    # Share of tokens of a minibatch with a difference of over 1 nat between engine and learner; above it the run ends.
+    # The run ends if engine and learner differ by over 1 nat for a larger share of a minibatch's tokens.
     mismatch_limit: Annotated[float, Meta(ge=0, le=1)] = 0.1  # 0: no limit
     kl_coef: NonNegativeFloat = 0.0  # weight of the KL divergence to the weights before RL; needs a second model
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # estimator of the KL divergence
@@ -121,7 +121,7 @@ class LoraConfig(Section, frozen=True):
 
 class CheckpointsConfig(Section, frozen=True):
     every: PositiveInt = 10  # steps between checkpoints; the last step is always saved
-    minutes: NonNegativeFloat = 0.0  # minutes after a save until the end of a step also saves; 0: no limit
+    minutes: NonNegativeFloat = 0.0  # minutes after a save, from which the next end of a step saves; 0: no limit
     keep: PositiveInt = 2  # number of checkpoints to keep, besides those of the cold start and the last step
     # Steps between checkpoints with a transformers model; 0: each checkpoint has one: docs/learner.md
     export_every: Count = 0
@@ -132,14 +132,14 @@ class LearnerConfig(Section, frozen=True):
     ranks: PositiveInt = 1  # learner processes per node
     threads: PositiveInt = 2  # CPU threads per rank
     device: Literal["cpu", "cuda"] = "cpu"  # device of training; cuda: rank n of a node uses GPU n
-    dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of products; other learner state is float32
+    dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of products; the learner's state is float32
     dp_replicate: PositiveInt = 1  # copies of the model, each sharded over an equal part of all ranks
     minibatches: PositiveInt = 1  # optimizer updates per step
     collective_timeout_s: PositiveFloat = 600.0  # timeout of a collective or of a rank's operation: docs/learner.md
     # Checkpoint of another run, step_NNNNNN, from whose float32 weights RL continues: docs/stages.md
     resume_from: FilePath = ""
-    resume_optimizer: bool = True  # load the optimizer's moments of `resume_from`; false: start with 0
-    # torch.compile of the layers, and on GPUs of the output head; needs a compiler. auto: on GPUs
+    resume_optimizer: bool = True  # load the optimizer's moments of `resume_from`; false: moments start at 0
+    # Compile the layers, and on GPUs the output head, with torch.compile; needs a compiler. auto: on GPUs
     compile: bool | Literal["auto"] = "auto"
     # Dtype of the logits of a bfloat16 model. auto: float32 on GPUs, bfloat16 on CPUs: docs/mismatch.md
     head_dtype: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -23,19 +23,19 @@ from asterism.configs.schema.schema_tree import (
 
 
 class EngineConfig(Section, frozen=True):
-    # embedded, or one server per engine: sglang or openai, with their own tables; openai only for evaluations.
+    # embedded; or sglang or openai: one server per engine, with keys in a table of this name. openai only evaluates.
     kind: str = "embedded"
     num_engines: PositiveInt = 1  # engines per node
     kv_tokens: Count = 65_536  # KV cache of one engine, in whole pages; 0: as much as a server has memory for
     page_tokens: PositiveInt = 16  # tokens per page of the KV cache; equal prefixes share pages
     prefill_tokens: PositiveInt = 512  # maximum prompt tokens per step, in addition to the decoded tokens
-    max_running: PositiveInt = 256  # concurrently decoding sequences; concurrent requests to a server of [openai]
+    max_running: PositiveInt = 256  # limit of decoding sequences, or of concurrent requests to a server of [openai]
     threads: PositiveInt = 1  # CPU threads of one engine
     dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of weights and KV cache
     device: Literal["cpu", "cuda"] = "cpu"  # device of engines; cuda: one GPU each, or shared if too few
     load_timeout_s: PositiveFloat = 600.0  # timeout of a load of new weights; then the engine is restarted
     cuda_graphs: bool = True  # with device = "cuda", launch steps without prefill as one graph
-    # Keep published weights on the GPU of a single-rank learner for the embedded engine there. auto: if it exists.
+    # Keep published weights on the GPU of a single-rank learner for the embedded engine there. auto: if there is one.
     share_gpu_weights: bool | Literal["auto"] = "auto"
     options: dict[str, Any] = {}  # noqa: RUF012  # options of a kind without its own table; msgspec copies the dict
 
@@ -52,9 +52,9 @@ class EngineConfig(Section, frozen=True):
 
 
 def list_sharing_needs(engine: EngineConfig, learner: LearnerConfig, learner_nodes: int) -> list[str]:
-    """List the settings that a copy on the learner's GPU lacks for a reader or a writer; empty if it lacks none.
+    """List the settings that are missing for sharing the published weights on the learner's GPU, with the reasons.
 
-    With all of them the copy has a reader: engine 0 of node 0 and the only rank use the first GPU of their node.
+    With all settings the copy has a reader: engine 0 of node 0 and the only rank use the first GPU of their node.
     """
     needs = {
         'engine.kind = "embedded"': (
@@ -87,7 +87,7 @@ class OpenAIConfig(Section, frozen=True):
 
     urls: tuple[str, ...] = ()  # server URLs, one per engine, such as "http://10.0.0.1:8000/v1"
     model: str = ""  # the servers' name of the model; empty: the first model that they list
-    api_key_variable: str = "OPENAI_API_KEY"  # environment variable of the key; it may be unset
+    api_key_variable: str = "OPENAI_API_KEY"  # environment variable of the API key, which can be unset
     request_timeout_s: PositiveFloat = 600.0  # timeout of each piece of a response
 
     def __post_init__(self) -> None:
@@ -117,18 +117,18 @@ class SandboxConfig(Section, frozen=True):
     executors: PositiveInt = 1  # processes, each with its own sandbox; restarted when they die
     fork_servers: PositiveInt = 1  # fork servers per executor and preload
     time_limit_s: PositiveFloat = 4.0  # time limit of a tool call
-    # Multiple of time_limit_s that a call may take on a busy machine; then the call fails and its trajectory is masked.
+    # Limit of a call on a busy machine, in multiples of time_limit_s; a longer call fails and masks its trajectory.
     max_call_extension: Annotated[float, Meta(ge=1, le=1000)] = 4.0
     grade_limit_s: PositiveFloat = 4.0  # CPU time of a grading; an answer that needs more is wrong
     concurrent_gradings: Annotated[int, Meta(ge=1, le=256)] = 4  # gradings at the same time, per executor
     memory_mib: PositiveInt = 512  # memory of a call with its processes
     max_processes: PositiveInt = 16  # processes of a call
     file_mib: PositiveInt = 16  # size of the files of a call
-    output_kib: PositiveInt = 64  # limit of stdout and stderr each; longer output is truncated and marked
+    output_kib: PositiveInt = 64  # limit of each of stdout and stderr; longer output is truncated and marked
     max_queued_calls: PositiveInt = 65_536  # queued calls per executor
-    max_live_notebooks: PositiveInt = 512  # notebooks with a process; a further one ends the least recently used one
+    max_live_notebooks: PositiveInt = 512  # limit of notebooks with a process; the least recently used one is ended
     spare_notebooks: Count = 8  # notebooks forked before their first cells, per fork server; part of max_live_notebooks
-    notebook_memory_share: PositiveShare = 0.8  # share of the memory for calls; beyond it idle notebooks are ended
+    notebook_memory_share: PositiveShare = 0.8  # used share of the calls' memory above which idle notebooks are ended
     containers: PositiveInt = 1  # containers per executor
     container_timeout_s: PositiveFloat = 120.0  # an executor without a container exits after this time: docs/faults.md
     container_memory_mib: PositiveInt = 8192  # memory of a container; beyond it the kernel kills the largest call
@@ -165,8 +165,8 @@ class BusConfig(Section, frozen=True):
 class SupervisionConfig(Section, frozen=True):
     """Restarts of processes that die or stop responding: docs/faults.md."""
 
-    restarts: Count = 5  # restarts of one process in a row; one more ends the run
-    backoff_s: PositiveFloat = 0.1  # wait before the first restart; doubled for each further one
+    restarts: Count = 5  # limit of restarts of one process in a row; one more ends the run
+    backoff_s: PositiveFloat = 0.1  # wait before the first restart; doubled for each further restart
     failure_reset_s: PositiveFloat = 60.0  # a process that lives this long resets its count of restarts
     heartbeat_s: PositiveFloat = 1.0  # interval of heartbeats
     heartbeat_timeout_s: PositiveFloat = 30.0  # a process without a heartbeat for this long is killed and restarted
@@ -182,14 +182,14 @@ class SupervisionConfig(Section, frozen=True):
 
 
 class ClusterConfig(Section, frozen=True):
-    """The machines of a run: docs/cluster.md. They may change when a run is resumed."""
+    """The machines of a run: docs/cluster.md. A resumed run can have other machines."""
 
-    nodes: PositiveInt = 1  # nodes with which the run starts; further nodes may join at any time
+    nodes: PositiveInt = 1  # nodes with which the run starts; further nodes can join at any time
     learner_nodes: PositiveInt = 1  # nodes that train, each with learner.ranks
-    # Key file from `asterism keys`, outside $RUN, which others may read; empty: no node can join.
+    # Key file from `asterism keys`. Keep it outside $RUN, which other users can read. Empty: no node can join.
     key: FilePath = ""
     host: str = ""  # address of node 0 for other nodes, such as 10.0.0.1; empty: detected
-    port: Port = 29_700  # first port of every node, which listens on up to 99 further ones
+    port: Port = 29_700  # first port of every node; a node listens on up to 99 further ports
 
     def __post_init__(self) -> None:
         require(1 <= self.learner_nodes <= self.nodes, f"learner_nodes must lie between 1 and nodes = {self.nodes}")
@@ -204,13 +204,13 @@ class ClusterConfig(Section, frozen=True):
 
 
 class MetricsConfig(Section, frozen=True):
-    """Backends that receive the records of metrics.jsonl: docs/metrics.md. They may change when a run is resumed."""
+    """Backends that receive the records of metrics.jsonl: docs/metrics.md. A resumed run can have other backends."""
 
     sinks: tuple[str, ...] = ()  # sinks, such as "tensorboard" or "wandb"; each needs the extra of its name
     project: str = "asterism"  # the project of W&B and Trackio, and the experiment of MLflow
     wandb_mode: Literal["online", "offline"] = "online"  # offline: write only files in $RUN/wandb, for `wandb sync`
     mlflow_uri: str = "sqlite:///$RUN/mlflow.db"  # tracking URI: a database, or the URL of a tracking server
-    trackio_folder: FilePath = "$RUN/trackio"  # local store of Trackio; other runs may share it
+    trackio_folder: FilePath = "$RUN/trackio"  # local store of Trackio; several runs can share it
     flush_s: PositiveFloat = 20.0  # time for the sinks to finish at the end of the run; then they are killed
 
     def __post_init__(self) -> None:

@@ -59,7 +59,7 @@ class DataConfig(Section, frozen=True):
 
     train: FilePath = "$RUN/data/train.jsonl"  # questions for training
     test: FilePath = "$RUN/data/test.jsonl"  # questions for evaluations
-    # Limit of unusable rows in a file of training questions; they are skipped and listed; one more ends the run.
+    # Limit of unusable rows in a file of training questions, which are skipped and listed; more rows end the run.
     max_bad_rows: Count = 100
 
 
@@ -67,7 +67,7 @@ class RunConfig(Section, frozen=True):
     name: str  # name of the run's folder in runs_folder
     seed: Count = 0  # seed of all random generators
     determinism: Literal["fast", "strict"] = "fast"  # strict: equal seeds give equal bytes: docs/determinism.md
-    runs_folder: str = "runs"  # relative to the current folder
+    runs_folder: str = "runs"  # folder of run folders, relative to the current folder
     tiny: TinyConfig | None = None  # questions, dialogues, tokenizer and model of the demo; absent: none
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()  # unused if there are [[tasks]]
@@ -145,7 +145,7 @@ class RunConfig(Section, frozen=True):
 
     @property
     def kept_trajectories(self) -> int:
-        """The number of trajectories that are kept of a group with roc.enabled."""
+        """The number of trajectories of a group that are trained on with roc.enabled."""
         return self.roc.keep or self.rl.rollouts // 2
 
     @property
@@ -182,7 +182,7 @@ class RunConfig(Section, frozen=True):
 
     @property
     def optimizer_moments(self) -> int:
-        """Numbers that the optimizers of the run keep for each trained parameter, at most."""
+        """The largest number of moments that an optimizer of the run keeps for each trained parameter."""
         names = [self.learner.optimizer.name] + [self.sft.optimizer] * self.sft.is_enabled
         return max(OPTIMIZER_KINDS[name].moments for name in names)
 
@@ -208,7 +208,7 @@ class RunConfig(Section, frozen=True):
 
     @property
     def sequence_tokens(self) -> int:
-        """Maximum length of a trajectory in training or evaluation: engines support it, the learner need not."""
+        """Maximum length of a trajectory in training or evaluation. Engines must support this length."""
         return max(task.get_dialogue().prompt_tokens + self.limit_response(task) for task in self.resolved_tasks)
 
     @property

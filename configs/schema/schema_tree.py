@@ -25,8 +25,8 @@ FilePath = Annotated[str, Meta(extra={"is_path": True})]
 # "package.module:name", or "file.py:name" with a path as in FilePath (asterism.configs.import_path).
 ImportPath = Annotated[str, Meta(extra={"is_import_path": True})]
 
-_MIN_FOREIGN_SIMILARITY = 0.7  # similarity of a key in another table, for a suggestion
-# Keys of the file that the schema lacks.
+_MIN_FOREIGN_SIMILARITY = 0.7  # least similarity of a suggested key in another table
+# Keys of a configuration file that are not in the schema.
 PRESET_KEY = "preset"
 STAGES_KEY = "stages"  # tables of stages (asterism.configs.loading.stage_layers)
 STAGE_KEY = "stage"  # name of the stage to load
@@ -120,7 +120,7 @@ def is_path(annotation: object, value: str) -> bool:
 def find_nearest_keys(root: type[Section], path: Sequence[str]) -> list[str]:
     """Return the paths of the valid keys that are most similar to `path`; several if tables share the key's name.
 
-    A similar key of the same table takes precedence, then those of its inner tables.
+    A similar key of the same table takes precedence, then similar keys of its inner tables.
     """
     *parents, name = path
     section = find_section(find_annotation(root, parents))

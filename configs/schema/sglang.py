@@ -23,12 +23,12 @@ class SGLangConfig(Section, frozen=True):
     tensor_parallel: PositiveInt = 1  # GPUs that share one copy of the model
     data_parallel: PositiveInt = 1  # copies of the model in one server
     memory_share: Annotated[float, Meta(gt=0, lt=1)] = 0.85  # GPU share for weights and cache if engine.kv_tokens = 0
-    arguments: tuple[str, ...] = ()  # further command-line arguments; they override those derived from [engine]
+    arguments: tuple[str, ...] = ()  # further command-line arguments, which override arguments from [engine]
     environment: dict[str, str] = {}  # noqa: RUF012  # further variables of the server; msgspec copies the dict
     colocate: bool = False  # use the learner's GPUs: a server releases its memory while the learner computes
     startup_timeout_s: PositiveFloat = 900.0  # time limit of the start of a server
     request_timeout_s: PositiveFloat = 600.0  # time limit of one turn
-    health_timeout_s: PositiveFloat = 10.0  # timeout of /ready; after three in a row the server counts as dead
+    health_timeout_s: PositiveFloat = 10.0  # timeout of /ready; after three timeouts in a row the server counts as dead
     weights: str = "disk"  # transfer of new weights: disk, tensor, group or ipc: docs/sglang.md
     group_backend: Literal["gloo", "nccl"] = "gloo"  # torch backend of weights = "group"
     bucket_mib: PositiveInt = 512  # size of one part of a weight transfer

@@ -19,15 +19,15 @@ from asterism.configs.schema.schema_tree import (
 )
 
 Acceptance = Literal["number", "expression", "any"]
-GRADER_COMPONENT = "correct"  # component of the grader, without reward functions
+GRADER_COMPONENT = "correct"  # name of the grader's component, if there are no reward functions
 
 
 class RewardConfig(Section, frozen=True):
-    # Answers if the truth is a number: a "number"; also an "expression" of + - * / ^ and roots;
-    # "any" that math-verify finds equal, such as the restated question (docs/grading.md).
+    # Accepted answers if the truth is a number. number: numbers; expression: also terms of + - * / ^ and roots;
+    # any: all that math-verify finds equal, such as the restated question (docs/grading.md).
     accept: Acceptance = "number"
     # Reward functions by name, such as {format = "rewards.py:score_format"}; "math" is the grader (docs/rewards.md).
-    # Without functions, the grader's reward: 1 for a correct answer, else 0.
+    # Without functions, the grader gives 1 for a correct answer, else 0.
     functions: dict[str, ImportPath] = {}  # noqa: RUF012  # msgspec copies the dict
     weights: dict[str, SignedFloat] = {}  # noqa: RUF012  # weights of components by name; other components have 1
     time_limit_s: PositiveFloat = 60.0  # time limit of a call of a reward function
@@ -49,7 +49,7 @@ class TaskConfig(Section, frozen=True, kw_only=True):
     parameters: dict[str, Any] = {}  # noqa: RUF012  # arguments of the environment's or the dialogue's constructor
     call_limit_s: PositiveFloat = 30.0  # time limit of a tool call, and of a call of `reset`, `step` and `get_reward`
     processes: PositiveInt = 1  # processes per executor, each with its part of the instances
-    python: FilePath = ""  # interpreter of these processes, with the task's packages; empty: the run's
+    python: FilePath = ""  # interpreter of these processes, with the task's packages; empty: the run's own
     variables: dict[str, str] = {}  # noqa: RUF012  # environment variables of these processes
     dialogue: DialogueConfig | None = None  # keys of [dialogue] that differ for this task
     reward: RewardConfig | None = None  # keys of [reward] that differ for this task
