@@ -1,7 +1,7 @@
 """Addresses of the actors of a run: a process, such as `rollout-0`, or `process/actor` for one of several actors.
 
 A process of node 3 is `generator-0@3`. An executor's address contains its incarnation: `executor-0/1`
-is the first one.
+is the first incarnation.
 """
 
 HEAD, LAUNCHER, LEARNER, ROLLOUT = "head", "launcher", "learner", "rollout-0"

@@ -3,8 +3,8 @@
 Addresses are defined in asterism.bus.addresses. Frames between two processes arrive exactly once and,
 within a lane (asterism.bus.lanes), in the order in which they were sent.
 
-A process can be killed and restarted. Each incarnation has an epoch; a higher epoch replaces a lower
-one. Senders hold frames that a process has not acknowledged, and send them to its next incarnation. A
+A process can be killed and restarted. Each incarnation has an epoch; a higher epoch replaces lower
+epochs. Senders hold frames that a process has not acknowledged, and send them to its next incarnation. A
 process that logs its events and decisions continues in the same epoch: it restores the numbers of its
 links, and its peers observe only a pause.
 """
@@ -114,7 +114,7 @@ class Transport(Protocol):
 
 
 class Bus:
-    """A bus for typed messages over a transport. Messages to the own process bypass the transport."""
+    """A bus for typed messages over a transport. Messages of a process to itself bypass the transport."""
 
     def __init__(self, process: str, inbox: Inbox, transport: Transport) -> None:
         self.process = process
@@ -161,7 +161,7 @@ class Bus:
         return self._inbox.pop() or await self._inbox.get()
 
     def acknowledge(self, delivery: Delivery) -> None:
-        """Acknowledge this frame and all earlier ones of the same sender and lane."""
+        """Acknowledge this frame and all earlier frames of the same sender and lane."""
         self._transport.acknowledge(delivery)
 
     # ---------------------------------------------------------------- restarts
@@ -186,7 +186,7 @@ class Bus:
         self._transport.drop_unacknowledged(process)
 
     def forget_peer(self, process: str) -> None:
-        """Drop the links with a process that has ended; a later process of this name starts new ones."""
+        """Drop the links with a process that has ended; a later process of this name starts new links."""
         self._transport.forget_peer(process)
 
     # ---------------------------------------------------------------- gauges

@@ -30,7 +30,7 @@ CONTROL: Lane = "control"
 BULK: Lane = "bulk"
 LANES: tuple[Lane, ...] = (CONTROL, BULK)
 
-# Messages with tokens or texts, and messages that must keep their order relative to them.
+# Messages with tokens or texts, and messages that must stay in order with those messages.
 _BULK_KINDS = (
     *(TurnRequested, TurnAborted, TurnGenerated, TurnFailed),
     *(TrajectoryFinished, TrajectoryFailed, TrajectoryAborted, GroupAccepted, BatchReady),

@@ -23,7 +23,7 @@ class RequestRefused(EngineFailure):
 
 
 class WeightsRefused(EngineFailure):
-    """The published weights cannot be read, or differ from their announcement. The engine keeps its weights."""
+    """The published weights cannot be read, or differ from their announcement. The engine keeps its old weights."""
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
-    sequence_id: int  # id of the trajectory; its cached prefix is reused if its ids match
+    sequence_id: int  # id of the trajectory, whose cached prefix is reused if the ids match
     token_ids: NDArray[np.int32]  # [T], the whole sequence up to this request
     max_new_tokens: int
     sampling: Sampling = Sampling()
@@ -104,8 +104,8 @@ class Generation(msgspec.Struct, frozen=True):
         )
 
 
-# A function of the tokens generated since its last call, int32 [n] with n > 0. It runs on the event loop and must not
-# raise, such as `asyncio.Queue.put_nowait`.
+# A function of the tokens generated since its last call, int32 [n] with n > 0, such as `asyncio.Queue.put_nowait`. It
+# runs on the event loop and must not raise.
 TokenListener = Callable[[NDArray[np.int32]], object]
 
 

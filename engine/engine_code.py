@@ -60,14 +60,14 @@ class EngineCode(NamedTuple):
     factory: str  # import path: (EngineStart) -> Engine
     describe_servers: Callable[[RunConfig], Servers] = describe_no_servers  # raises ValueError if tables do not match
     list_input_checks: Callable[[RunConfig, Path | None], InputChecks] = list_no_checks  # checks before a run starts
-    machine_checks: str = ""  # import path: (RunConfig, Path | None) -> Iterable[EngineCheck], of `asterism doctor`
+    machine_checks: str = ""  # import path: (RunConfig, Path | None) -> Iterable[EngineCheck], for `asterism doctor`
     find_models: str = ""  # import path: (RunConfig) -> EvaluatedModels, for `asterism eval` of running servers
 
     def build(self, start: EngineStart) -> Engine:
         return pkgutil.resolve_name(self.factory)(start)
 
     def list_machine_checks(self, run: RunConfig, checkpoint: Path | None) -> Iterable[EngineCheck]:
-        """Yield the checks in order: each may depend on the result of the checks before it."""
+        """Yield the checks in order: each check can depend on the results of earlier checks."""
         return pkgutil.resolve_name(self.machine_checks)(run, checkpoint) if self.machine_checks else ()
 
 

@@ -28,7 +28,7 @@ class EngineLoadReported(Message, frozen=True):
     engine: str
     version: int
     running: int  # decoding sequences
-    waiting: int  # queued requests: 0 unless the engine has less memory than it reported
+    waiting: int  # queued requests: 0 unless the engine has less memory than reported
     used_tokens: int  # tokens of the KV cache in pages that are not free
     cached_tokens: int  # part of used_tokens, in pages that no running sequence holds
     decode_steps: int
@@ -54,7 +54,7 @@ class LeaseRequested(Message, frozen=True):
 
 
 class LeaseGranted(Message, frozen=True):
-    """arbiter -> rollout: the trajectory may occupy up to `tokens` of the engine's KV cache."""
+    """arbiter -> rollout: the trajectory can occupy up to `tokens` of the engine's KV cache."""
 
     trajectory_id: int
     engine: str
@@ -62,7 +62,7 @@ class LeaseGranted(Message, frozen=True):
     lease: int  # see LeaseRequested
     waited_s: float
     reason: str
-    incarnation: int = 1  # incarnation of the engine; the lease ends with it
+    incarnation: int = 1  # incarnation of the engine, which ends the lease when it ends
 
 
 class LeaseDeferred(Message, frozen=True):

@@ -113,7 +113,7 @@ class StalenessCounts(msgspec.Struct, frozen=True):
 
 
 class GroupAccepted(Message, frozen=True):
-    """buffer -> learner: selected trajectories of a group, in several parts if they are long. The learner stores them."""
+    """buffer -> learner: selected trajectories of a group, in several parts if necessary. The learner stores them."""
 
     step: int
     group_id: int
@@ -218,7 +218,7 @@ class GpuMemoryRequested(Message, frozen=True):
     The learner keeps this memory until it publishes weights."""
 
     learner_incarnation: int
-    version: int  # lower bound of the version that the learner will publish; -1: it has just started
+    version: int  # lower bound of the version that the learner will publish; -1: the learner has just started
 
 
 class EngineSleepRequested(Message, frozen=True):

@@ -1,7 +1,7 @@
 """The operations that a process runs, and their start times, in a small file that the launcher reads.
 
 The launcher reports a hanging operation, and restarts a process that sends heartbeats but makes no progress.
-A heartbeat would be older than the operation in which its process was stopped.
+Heartbeats do not suffice: the last one is older than the operation in which a process was stopped.
 """
 
 import contextlib

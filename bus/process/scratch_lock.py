@@ -60,7 +60,7 @@ def link_cgroup(scratch: Path, cgroup: Path) -> None:
 
 
 def remove_cgroup(cgroup: Path, delays_s: tuple[float, ...] = _CGROUP_DELAYS_S) -> bool:
-    """Remove a cgroup and the cgroups below it. Return False if they have processes."""
+    """Remove a cgroup and the cgroups below it. Return False if processes are left in a cgroup."""
     for delay_s in delays_s:
         time.sleep(delay_s)
         for folder, _, _ in os.walk(cgroup, topdown=False):

@@ -1,6 +1,6 @@
 """Structured logs: JSON lines in `runs/NAME/logs/PROCESS.jsonl`, one event per line.
 
-An event is a constant `noun.past_verb`; its data are keys with units. A file contains only
+An event is a constant `noun.past_verb`; its data is in keys with units. A file contains only
 complete lines: on a full disk, a partial line is removed and the process is notified so that it
 exits.
 """

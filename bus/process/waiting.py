@@ -56,7 +56,7 @@ def make_interrupt_event() -> asyncio.Event:
 def forward_to_sigint() -> None:
     """Treat SIGTERM and SIGHUP, which a lost terminal sends, like ^C, with and without an event loop.
 
-    Only the first signal counts, so that a second one does not interrupt the cleanup. `nohup` keeps its effect.
+    Only the first signal counts, so that a second signal does not interrupt the cleanup. `nohup` keeps its effect.
     """
 
     def forward(number: int, _: FrameType | None) -> None:

@@ -37,7 +37,7 @@ class Hub:
         return Bus(process, inbox, transport)
 
     def _on_joined(self, process: str) -> None:
-        """Let the members send to the process, which may be a new incarnation."""
+        """Let the members send to the process, which can be a new incarnation."""
         for lane in LANES:
             self._notify_writable(process, lane)
         for member in self.members.values():

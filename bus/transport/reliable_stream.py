@@ -3,14 +3,14 @@
 ReceiveWindow accepts each frame once, in order. Both use no clock, socket or task. The network can lose, duplicate and
 reorder packets and acknowledgements, and either process can be restarted:
 
-- Frames are numbered from 0 in each epoch of the sender. They are addressed to one epoch of the
-  receiver, which the answer to a probe contains; a receiver in another epoch does
-  not accept them.
-- Acknowledgements are cumulative: they contain the number of frames that have arrived and of frames that
-  are processed. The sender drops processed frames; the other frames are its window, bounded in messages
+- Frames are numbered from 0 in each epoch of the sender. A frame is addressed to one epoch of the
+  receiver, which the answer to a probe contains; a receiver in another epoch does not accept the
+  frame.
+- Acknowledgements are cumulative: each contains the numbers of frames that have arrived and of frames
+  that are processed. The sender drops processed frames; the other frames are its window, bounded in messages
   and bytes.
-- A receiver that gets a packet of a new sender's epoch starts at `base`, the lowest number that the sender
-  holds.
+- A receiver that gets a packet with a new epoch of the sender starts at `base`, the lowest number that
+  the sender holds.
 - The sender resends from the first frame that has not arrived if the receiver is a new
   incarnation, reports a gap before a packet, or has not received all frames sent before a probe.
   Delayed frames are not resent.

@@ -27,13 +27,13 @@ _MAX_PROBE_INTERVAL_S = 2.0
 
 class LinkLimits(msgspec.Struct, frozen=True):
     window_messages: int  # unacknowledged frames of one lane of a link
-    window_bytes: int = 256 << 20  # unacknowledged bytes of one lane of a link; the last frame may exceed the bound
+    window_bytes: int = 256 << 20  # unacknowledged bytes of one lane of a link; the last frame can exceed the bound
     ack_delay_s: float = 0.01
     probe_after_s: float | None = 0.5  # time without progress before a probe; None: the wire never breaks
 
 
 class Wire(Protocol):
-    """A wire that carries packets to peers, and calls `on_packet` and `on_ack` for incoming ones."""
+    """A wire that carries packets to peers. It calls `on_packet` and `on_ack` for incoming packets and acks."""
 
     def send(self, process: str, lane: Lane, packet: Packet) -> bool:
         """Return whether the packet was accepted; if not, the wire calls `on_writable` later."""

@@ -53,7 +53,7 @@ def _split_path(key_path: str) -> list[str]:
 
 
 def _find_sources(keys: Sequence[str], layers: Sequence[ConfigLayer]) -> str:
-    """Return the last layer that set the key; for a table, all layers that set any of its keys."""
+    """Return the last layer that set the key; for a table, return all layers that set any key of the table."""
     sources = [layer.source for layer in layers if _contains_key(layer.table, keys)]
     is_table = find_section(find_annotation(RunConfig, keys)) is not None
     return " with ".join(sources if is_table else sources[-1:])

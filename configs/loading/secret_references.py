@@ -1,7 +1,7 @@
 """Resolves references to environment variables, `${NAME}`, in `tasks.parameters`, `tasks.variables` and
 `sglang.environment`.
 
-A process that needs the values resolves these when it starts. The configuration, its copy in the run's folder, logs and
+A starting process resolves the references that it needs. The configuration, its copy in the run's folder, logs and
 messages contain only the references. `$${NAME}` stands for the text `${NAME}`.
 """
 

@@ -32,7 +32,7 @@ from asterism.configs.schema.success import parse_success
 class Sampling(Section, frozen=True):
     """The sampling of a token: a table, and a field of messages and of requests to engines.
 
-    A further parameter is a field here and a filter in engine/inference/sampling.py. Servers receive it under its name;
+    A further parameter is a field here and a filter in engine/inference/sampling.py. Servers receive the field's name;
     engine/sglang/http_api.py and engine/openai/completions_api.py translate values that servers write differently.
     """
 
@@ -42,7 +42,7 @@ class Sampling(Section, frozen=True):
 
     @property
     def truncations(self) -> dict[str, float]:
-        """The parameters that exclude tokens, by key: all except the temperature and those at their default."""
+        """The parameters that exclude tokens, by key: without the temperature, and without default values."""
         values, default = asdict(self), asdict(Sampling(temperature=self.temperature))
         return {key: value for key, value in values.items() if value != default[key]}
 
@@ -69,7 +69,7 @@ class SftFileConfig(Section, frozen=True, kw_only=True):
     name: TaskName  # name of the file in messages and metrics
     data: FilePath  # file of dialogues, as in sft.data
     weight: PositiveFloat = 1.0  # share of the drawn dialogues, relative to other files
-    # System text and tools of a dialogue. row: its own, if it has any; run: always the run's: docs/data.md
+    # System text and tools of a dialogue. row: the row's own, if it has any; run: the run's (docs/data.md).
     prompt: Literal["row", "run"] = "row"
     tool_names: dict[str, str] = {}  # noqa: RUF012  # the run's tool for each function that a row without tools calls
     calls: Literal["json", "python"] = "json"  # python: also read messages `[name(argument=value), ...]` as calls
@@ -223,7 +223,7 @@ class EvaluationSetConfig(Section, frozen=True, kw_only=True):
     data: FilePath  # file of rows, as in data.test
     task: str = ""  # name of the questions' task; empty: the first task
     questions: Count = 0  # limit of questions; 0: evaluation.questions
-    samples: PositiveInt = 1  # answers per question, each with its own seed
+    samples: PositiveInt = 1  # answers per question; each answer has its own seed
     every: Count = 0  # RL steps between evaluations of this set during training; 0: evaluation.every
 
 

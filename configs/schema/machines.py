@@ -114,7 +114,7 @@ class SandboxConfig(Section, frozen=True):
 
     backend: Literal["auto", "docker", "process"] = "auto"  # sandbox; auto: docker if Docker and the image exist
     namespaces: Literal["auto", "required", "off"] = "auto"  # Linux namespaces; auto: if the kernel allows them
-    executors: PositiveInt = 1  # processes, each with its own sandbox; restarted when they die
+    executors: PositiveInt = 1  # executor processes; each has a sandbox and is restarted when it dies
     fork_servers: PositiveInt = 1  # fork servers per executor and preload
     time_limit_s: PositiveFloat = 4.0  # time limit of a tool call
     # Limit of a call on a busy machine, in multiples of time_limit_s; a longer call fails and masks its trajectory.
@@ -206,7 +206,7 @@ class ClusterConfig(Section, frozen=True):
 class MetricsConfig(Section, frozen=True):
     """Backends that receive the records of metrics.jsonl: docs/metrics.md. A resumed run can have other backends."""
 
-    sinks: tuple[str, ...] = ()  # sinks, such as "tensorboard" or "wandb"; each needs the extra of its name
+    sinks: tuple[str, ...] = ()  # sinks, such as "tensorboard" or "wandb"; each sink needs the extra of its name
     project: str = "asterism"  # the project of W&B and Trackio, and the experiment of MLflow
     wandb_mode: Literal["online", "offline"] = "online"  # offline: write only files in $RUN/wandb, for `wandb sync`
     mlflow_uri: str = "sqlite:///$RUN/mlflow.db"  # tracking URI: a database, or the URL of a tracking server

@@ -10,7 +10,7 @@ from typing import Any, cast
 from asterism.engine.data.data_files import RowFields
 from asterism.engine.data.dialogue_messages import DialogueMessage, RowDialogue
 
-# A quote begins a string only at the start of a value: the name of a function may contain an apostrophe.
+# A quote begins a string only at the start of a value: the name of a function can contain an apostrophe.
 _STRING = r"""(?:\A|(?<=[=(\[{,:]))\s*(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
 _TOKEN = re.compile(rf"{_STRING}|.", re.DOTALL)
 _JSON_NAME = re.compile(rf"{_STRING}|\b(?:true|false|null)\b", re.DOTALL)
@@ -67,7 +67,7 @@ def _split_system(system: str) -> tuple[list[RowFields], str]:
 
 
 def _parse_call(text: str) -> RowFields:
-    """Parse a call. The last brackets contain the arguments, because the name may contain brackets, too."""
+    """Parse a call. The last brackets contain the arguments, because the name can contain brackets, too."""
     brackets = _find_outer(text, "(")
     if not text.endswith(")") or not brackets or not brackets[-1]:
         raise ValueError(f"expected name(argument=value): {text:.80}")

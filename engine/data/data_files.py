@@ -23,8 +23,8 @@ _PART_EXTENSIONS = (".parquet", ".jsonl", ".jsonl.gz")
 _MAX_CSV_CHARACTERS = 2**31 - 1  # limit per CSV value; some solutions exceed the default of 2**17
 _BLOCK_ROWS = 131_072  # rows of a parquet file that are in memory at once
 _NUMBERED_PART = re.compile(r"(.+?)-\d+-of-(\d+)(?:-[0-9a-f]+)?\.")  # train-00000-of-00003.parquet, also with a hash
-_SPLIT = re.compile(r"(?<![a-z])(train|test|validation|valid|val|dev|eval)(?![a-z])")  # gsm8k_train.jsonl
-_REMOVED_ROWS = ".removed.jsonl"  # written by `asterism data clean`
+_SPLIT = re.compile(r"(?<![a-z])(train|test|validation|valid|val|dev|eval)(?![a-z])")  # matches gsm8k_train.jsonl
+_REMOVED_ROWS = ".removed.jsonl"  # end of files that `asterism data clean` writes
 _BYTE_ORDER_MARKS = {  # UTF-32 first: its mark begins with the mark of UTF-16
     codecs.BOM_UTF8: "utf-8",
     codecs.BOM_UTF32_LE: "utf-32-le",
@@ -245,7 +245,7 @@ def _parse_with_constants(text: str | bytes) -> object:
 
 
 def _read_as_null(_constant: str) -> None:
-    """Return None, as a function for json.loads."""
+    """Return None. json.loads calls this function for NaN and Infinity."""
 
 
 def _parse_row(path: Path, number: int, row: object) -> DatasetRow:

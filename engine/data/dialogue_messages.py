@@ -114,7 +114,7 @@ class DialogueMessage(NamedTuple):
         return reasoning, text
 
     def _find_reasoning(self) -> str | None:
-        """Return the reasoning of a separate field. An empty field counts as absent: the content may have reasoning."""
+        """Return the reasoning of a separate field. An empty field counts as absent: the content can have reasoning."""
         values = (self.fields.get(name) for name in _REASONING_FIELDS)
         return next((value for value in values if isinstance(value, str) and value), None)
 

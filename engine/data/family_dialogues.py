@@ -115,7 +115,7 @@ class FamilyDialogues:
             asked = len(self._render([_QUESTION], row))
             end = self._find_end(followed[asked:])
             if end is None:
-                raise UnusableInput(f"{self._name}: no stop token ends a turn: a cold start cannot train its end")
+                raise UnusableInput(f"{self._name}: no stop token ends a turn, so a cold start cannot train the end")
             turn = [*turn, followed[asked + end - 1]]
         names = [normalize("NFC", name) for name in self._renderer.read_called_names(self._open(row), turn, row.tools)]
         if parts.calls and names != [normalize("NFC", call.tool) for call in parts.calls]:
@@ -125,7 +125,7 @@ class FamilyDialogues:
         return turn
 
     def _open(self, row: "_Row") -> list[int]:
-        """Render a question and the start of the next turn, once per row, because schemas of tools may be long."""
+        """Render a question and the start of the next turn, once per row, because schemas of tools can be long."""
         if not row.opened:
             row.opened += self._render([_QUESTION], row, opens=True)
         return row.opened
@@ -228,7 +228,7 @@ class _Row:
         _require_unicode([self.tools])
 
     def read_parts(self, message: DialogueMessage, before: AssistantParts) -> AssistantParts:
-        """Read a turn; its text may end with calls in JSON. `before`: the previous assistant's turn. Raises DatasetError."""
+        """Read a turn, which can end with JSON calls. `before`: the previous assistant's turn. Raises DatasetError."""
         reasoning, text = message.split_reasoning()
         calls: list[DialogueCall] = []
         can_call = self.reader.dialogue.tools or "<tools>" in self.reader.dialogue.system

@@ -17,7 +17,7 @@ DEFECT = "other results than calls"
 
 
 def list_call_ids(message: DialogueMessage, num_calls: int) -> list[str]:
-    """Return the ids of a turn's calls, or "" without an id. The calls in its text come first, and have no ids."""
+    """Return the ids of a turn's calls, or "" without an id. The calls in the turn's text come first, without ids."""
     calls = message.fields.get("tool_calls")
     given = [_read_id(call, "id") for call in cast(list[Any], calls)] if isinstance(calls, list) else []
     return [*[""] * (num_calls - len(given)), *given]
@@ -26,7 +26,7 @@ def list_call_ids(message: DialogueMessage, num_calls: int) -> list[str]:
 def order_results(turn: Sequence[DialogueMessage], call_ids: Sequence[str]) -> list[str]:
     """Return one result for each call. Raise RowDefect for missing, surplus and unknown results.
 
-    Without ids of calls or without ids of results, the results keep the order of the file. One message may contain the
+    Without ids of calls or without ids of results, the results keep the order of the file. One message can contain the
     results of several calls as a JSON list.
     """
     if len(turn) == 1 and len(call_ids) > 1 and (listed := _read_list(turn[0], len(call_ids))):

@@ -17,7 +17,7 @@ _NO_PARAMETERS = {"type": "object", "properties": {}}
 def choose_format(
     row: DatasetRow, dialogue: RowDialogue, formats: Mapping[str, DialogueFormat], file: SftFileConfig
 ) -> tuple[str, DialogueFormat]:
-    """Return the row's `task`, or the first task, and its format, with the row's own prompt if that differs.
+    """Return the row's `task` or the first task, and the task's format, with the row's own prompt if it differs.
 
     A run without [[tasks]] ignores `task`. A row with a system text and calls but without tools has the run's tools.
     Raises DatasetError.

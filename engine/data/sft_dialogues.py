@@ -144,7 +144,7 @@ def _convert_rows(
             if found is None:
                 continue
             converted = convert(found)
-        except UnicodeEncodeError as error:  # JSON text in a field may contain half of a surrogate pair
+        except UnicodeEncodeError as error:  # JSON text in a field can contain half of a surrogate pair
             bad_rows.add(DatasetError(row.path, f"no Unicode text: {error}", row=row.number))
         except DatasetError as error:
             bad_rows.add(error)

@@ -130,7 +130,7 @@ def write_chat_files(folder: Path, chat: ServedChat) -> None:
 
 
 def read_serving_facts(folder: Path) -> ServingFacts | None:
-    """Return the facts, or None without the file of `asterism export`. Raises UnusableInput if it is unreadable."""
+    """Return the facts, or None without the file of `asterism export`. Raises UnusableInput for a broken file."""
     path = folder / SERVING_FILE
     check_file(path)
     try:

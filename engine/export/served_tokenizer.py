@@ -25,7 +25,7 @@ _DEFAULT_CONFIG: Mapping[str, Any] = {"clean_up_tokenization_spaces": False}
 # A class that loads tokenizer.json as it is; classes such as Qwen2Tokenizer build another tokenizer.
 _CLASS = "PreTrainedTokenizerFast"
 # For these architectures transformers 5 ignores `tokenizer_class` and loads Qwen2Tokenizer, unless the folder has its
-# own class. It imports that class only with `trust_remote_code`, but without it loads tokenizer.json.
+# own class. It imports that class only with `trust_remote_code`; otherwise it loads tokenizer.json.
 _REPLACED_TYPES = ("qwen2",)
 CLASS_FILE = "tokenization_asterism.py"
 CLASS_CODE = """\

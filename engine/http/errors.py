@@ -1,7 +1,7 @@
 """Defines the errors of requests to an inference server, and parses the errors in its responses.
 
 EngineFailure            base class, in asterism.engine.contract
-  ServerUnreachable      connection refused or broken; `request_sent`: the server may have received the request
+  ServerUnreachable      connection refused or broken; `request_sent`: the server can have received the request
   ServerTimeout          no response within the timeout
   ServerStatusError      an HTTP status other than 200, with the server's message
   InvalidResponse        a response that no supported server sends

@@ -34,7 +34,7 @@ class EventReader:
         self._is_first_line, self._follows_cr = True, False
 
     def add(self, piece: bytes) -> Iterator[ServerSentEvent]:
-        """Yield the events that end in this piece; the caller exhausts them. Raises EventTooLong."""
+        """Yield the events that end in this piece. The caller must exhaust the generator. Raises EventTooLong."""
         if self._follows_cr and piece.startswith(b"\n"):
             piece, self._follows_cr = piece[1:], False
         if piece:

@@ -60,7 +60,7 @@ class HttpSession:
     async def send(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float | None = None
     ) -> tuple[int, bytes]:
-        """Return the status, which may be an error, and the response's body."""
+        """Return the status, which can be an error, and the response's body."""
         timeout_s = timeout_s or self._request_timeout_s
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         content = None if body is None else io.BytesIO(msgspec.json.encode(body))  # aiohttp sends a stream in pieces
@@ -131,7 +131,7 @@ class StreamedResponse:
         return f"{self._path}: the stream ended early, without a finish reason{found}"
 
     def _read_events(self, reader: EventReader, piece: bytes) -> Generator[ServerSentEvent]:
-        """Yield the events with data: a server may send empty ones to keep the connection alive."""
+        """Yield the events with data: a server can send empty events to keep the connection alive."""
         try:
             for event in reader.add(piece):
                 if event.kind == b"error":

@@ -29,7 +29,7 @@ _TORCH_DTYPES = {
 
 
 class RowTensors(NamedTuple):
-    """The device tensors of N active rows, some of them padding; all int64 [N]. They keep their addresses."""
+    """The device tensors of N active rows, including padding. Each is int64 [N] and keeps its address."""
 
     rows: Tensor
     positions: Tensor  # positions of the tokens that the next step reads
@@ -55,7 +55,7 @@ class BatchState:
         self._mixed_seeds = np.zeros(num_rows + 1, np.int64)
         self._newest = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
         self._tables = torch.full((num_rows + 1, table_pages), padding_page, device=device)
-        self.max_active_rows = pad_to_bucket(num_rows, MIN_ROWS)  # including padding rows
+        self.max_active_rows = pad_to_bucket(num_rows, MIN_ROWS)  # limit of active rows, including padding
         self._active_ints = torch.zeros((5, self.max_active_rows), dtype=torch.int64, device=device)
         self._active_floats = torch.ones((len(self._sampling), self.max_active_rows), device=device)
         self.activate(np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -157,7 +157,7 @@ class BatchState:
         token_ids: NDArray[np.int32],
         logprobs: NDArray[np.float32],
     ) -> list[int]:
-        """Record the tokens at these positions, all [N]; return the indices of the rows that end with them."""
+        """Record the tokens at these positions, all [N]; return the indices of the rows that end here."""
         self._token_ids[rows, positions], self._logprobs[rows, positions] = token_ids, logprobs
         stopped = (token_ids[:, None] == self._stop_ids[rows]).any(-1)
         return (stopped | (positions >= self._last_position[rows])).nonzero()[0].tolist()

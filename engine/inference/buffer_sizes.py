@@ -9,7 +9,7 @@ from typing import NamedTuple
 # A pass is padded to this many rows: with fewer, a matrix product sums in another order, and last bits would differ.
 MIN_ROWS = 4
 MAX_GATHER_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}  # limit of the keys and values of one layer in one block
-# limit of the copies of keys and values that are kept between steps; rows beyond it are gathered at every step
+# limit of the copies of keys and values that are kept between steps; rows beyond this limit are gathered at every step
 DENSE_CACHE_BYTES = 256 << 20
 # FlashAttention 2 needs pages of a multiple of this many tokens.
 PAGE_TOKENS_STEP = 256

@@ -76,7 +76,7 @@ class DecodeGraphs:
         inputs = (state.gather_input_ids(active), active.positions, state.compute_slots(active, page_tokens))
         logits = self._decoder.forward(ForwardBatch(*inputs, blocks, []))
         assert logits is not None
-        if flags.any_filtered:  # a graph that sorted the vocabulary would keep memory for it
+        if flags.any_filtered:  # a graph that sorted the vocabulary would keep memory for the sort
             assert self._logits is not None
             self._logits[:rows] = logits
         else:
@@ -90,7 +90,7 @@ class CudaGraphCapture:
     on the same stream: libraries cannot create their handles and workspaces during a capture.
     """
 
-    _capture_lock = threading.Lock()  # shared by the engines of one process
+    _capture_lock = threading.Lock()  # one lock for all engines of a process
 
     def __init__(self) -> None:
         self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()

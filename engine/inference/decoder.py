@@ -22,7 +22,7 @@ from asterism.engine.model.rope import apply_rope, compute_rope_tables
 class ForwardBatch(NamedTuple):
     """N tokens to read, one per row; the pass returns logits of the first B rows.
 
-    Rows may be in any order: each layer writes the keys and values of all rows before attention reads them.
+    Rows can be in any order: each layer writes the keys and values of all rows before attention reads them.
     """
 
     token_ids: Tensor  # int64 [N]

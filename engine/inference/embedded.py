@@ -126,7 +126,7 @@ class EmbeddedEngine:
             thread.post(lambda: thread.release_cache(sequence_id))
 
     async def load_weights(self, weights: WeightsPublished) -> None:
-        """Load published weights. Raises WeightsRefused if the bytes are wrong; the engine then keeps its weights."""
+        """Load published weights. Raises WeightsRefused for wrong bytes; the engine then keeps its old weights."""
         thread = self._require_thread()
         future: asyncio.Future[int] = self._loop.create_future()
 
@@ -180,7 +180,7 @@ class EmbeddedEngine:
     async def _post_and_wait(self, future: asyncio.Future[Result], command: Callable[[], None]) -> Result:
         """Post the command and wait until the thread resolves the future."""
         if len(self._pending) >= self._max_pending:
-            raise EngineFailure(f"{self._max_pending} calls are pending, the engine takes no more")
+            raise EngineFailure(f"{self._max_pending} calls are pending; the engine accepts no more")
         self._pending.add(future)
         try:
             self._require_thread().post(command)

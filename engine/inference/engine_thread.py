@@ -108,7 +108,7 @@ class EngineThread:
     def load_weights(self, write_weights: Callable[[EngineCore], int], future: asyncio.Future[int]) -> None:
         """Call `write_weights`, which overwrites the weights and returns their version, or raises without changes."""
         self._finish_step()
-        self._deliver_resolutions()  # a load takes seconds
+        self._deliver_resolutions()  # not after the load, which takes seconds
         try:
             version = write_weights(self.core)
         except EngineFailure as failure:
@@ -150,7 +150,7 @@ class EngineThread:
             self._resolve_futures(resolutions)
 
     def _finish_step(self) -> None:
-        """Wait for the launched step and report its tokens: the next step may be much later."""
+        """Wait for the launched step and report its tokens: the next step can be much later."""
         self._add_resolutions(self.core.finish_step())
         self._report_new_tokens()
 

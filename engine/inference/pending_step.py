@@ -14,7 +14,7 @@ from asterism.engine.inference.sampling import SamplingFlags, sample
 
 class PendingTokens(Protocol):
     def read(self, count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Return token ids and logprobs of the first `count` rows. Waits for them, and for no later launch."""
+        """Return token ids and logprobs of the first `count` rows. Waits for this step, and for no later launch."""
         ...
 
 
@@ -57,7 +57,7 @@ class _HostTokens(NamedTuple):
 
 
 class PackedTokens:
-    """An asynchronous copy of the result of `pack_tokens`, which later steps may overwrite."""
+    """An asynchronous copy of the result of `pack_tokens`, which later steps can overwrite."""
 
     def __init__(self, packed_2N: Tensor) -> None:
         self._event: torch.cuda.Event | None = None

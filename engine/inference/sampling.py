@@ -35,7 +35,7 @@ class SamplingFlags(NamedTuple):
 
     all_temperature_one: bool
     any_greedy: bool
-    any_filtered: bool  # some rows set a parameter other than the temperature
+    any_filtered: bool  # whether some rows set other parameters than the temperature
 
     @classmethod
     def from_values(cls, values_FB: NDArray[np.float32]) -> SamplingFlags:

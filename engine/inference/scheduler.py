@@ -31,7 +31,7 @@ class Scheduler:
     """The scheduler. A step is `schedule_step`, the model's pass, and `on_tokens_generated`.
 
     With overlapping steps, the engine calls `batch.launch` after `schedule_step` and `on_tokens_known` later. A
-    sequence may then run for one surplus step; that token is discarded. All other calls come between steps; `abort` of
+    sequence can then run for one surplus step; that token is discarded. All other calls come between steps; `abort` of
     a running sequence and `on_weights_changed` require that all tokens are known.
     """
 
@@ -175,7 +175,7 @@ class Scheduler:
         return self._schedule_prefill()
 
     def on_tokens_generated(self, finished: list[int]) -> list[SequenceOutcome]:
-        """Give each running sequence one more token; sequences at the indices `finished` of the batch end with it."""
+        """Give each running sequence one more token; sequences at the indices `finished` end with this token."""
         step = self.batch.launch()
         self.batch.mark_known(step)
         return self.on_tokens_known(step, finished)

@@ -28,7 +28,7 @@ class Sequence:
         self.is_idle = False  # whether its pages count as cached, not as running
         self.cached_tokens = 0  # leading tokens with keys and values in its pages
         self.cache_hit_tokens: int | None = None  # request tokens found in the cache; None before prefill
-        self.computed_tokens = 0  # leading tokens computed earlier, under these weights or while it ran
+        self.computed_tokens = 0  # leading tokens computed before; new weights reset the number of idle sequences
         self.page_digests: dict[int, bytes] = {}  # digests of full pages after the cached tokens, by index in `pages`
         self.stale = False  # older weights computed some keys and values: other sequences must not share these
         self.row = -1  # -1: not running

@@ -76,7 +76,7 @@ class RankGroup(NamedTuple):
     dims: ParallelDims = ParallelDims()
     device: torch.device = torch.device("cpu")
     mesh: DeviceMesh | None = None  # 4-D, with the names of ParallelDims
-    tensor_group: ProcessGroup | None = None  # all ranks
+    tensor_group: ProcessGroup | None = None  # group of all ranks
     operations: OperationRecord = OperationRecord()  # operations of this process
     checkpoint_group: ProcessGroup | None = (
         None  # exists with several ranks, for asterism.engine.learner.checkpoints.checkpoint_folders

@@ -79,7 +79,7 @@ def _compute_mismatch(sums: LossSums, totals: MinibatchTotals) -> dict[str, floa
     """Compute the mismatch of one minibatch, with the sign of the lowest value restored."""
     means = {name: value / totals.tokens for name, value in sums.token_sums.items() if _is_mismatch(name)}
     means["mismatch_mean"] = means.pop("mismatch")
-    means["mismatch_confident"] = sums.token_sums["mismatch_confident"]  # a count, not a share
+    means["mismatch_confident"] = sums.token_sums["mismatch_confident"]  # a count of tokens, not a share
     tails = {name: value for name, value in sums.maxima.items() if _is_mismatch(name)}
     return means | tails | {"mismatch_lowest": -tails["mismatch_lowest"]}
 

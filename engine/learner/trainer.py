@@ -170,7 +170,7 @@ class Trainer:
             policy.set_compiled(self._learner.compiles)
 
     def _recompute_old_logprobs(self, minibatches: Sequence[Sequence[SequenceSource]]) -> list[OldLogprobs]:
-        """Recompute old log probabilities; None for the first minibatch: its own forward pass computes them."""
+        """Recompute old log probabilities; None for the first minibatch, whose own forward pass computes them."""
         if self._learner.loss.old_logprobs == "engine" or len(minibatches) < 2:
             return [None] * len(minibatches)
         old_logprobs: list[OldLogprobs] = [None]
@@ -295,7 +295,7 @@ class Trainer:
         self._checkpoints.wait()
 
     def load(self, checkpoint: Path) -> None:
-        """Load weights, optimizer and random state; the number of ranks may differ. Every rank calls it.
+        """Load weights, optimizer and random state; the number of ranks can differ. Every rank calls it.
 
         A rank without a saved random state keeps its current state. Raises OSError without a state.json, and
         CheckpointError for missing or damaged tensors.

@@ -72,7 +72,7 @@ def pick_prompts(sequences: Sequence[SequenceSource], seed: int, step: int) -> P
 
 
 def _cut_prompts(sequence: TrainingSequence, count: int, seed: int) -> Prompts:
-    """Return the prompts before `count` generated tokens, which are unlikely tokens if there are any."""
+    """Return the prompts that end before `count` generated tokens, preferably unlikely tokens."""
     generated = np.flatnonzero(sequence.loss_mask)
     unsure = generated[sequence.logprobs[generated] < _SURE_LOGPROB]
     positions = unsure if len(unsure) else generated

@@ -34,7 +34,7 @@ class AdapterMerger:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """`model` may have adapters, and is whole or sharded over the ranks."""
+        """`model` can have adapters, and is whole or sharded over the ranks."""
         self._layers = {f"{name}.weight": layer for name, layer in list_adapters(model).items()}
         self._whole_a: dict[str, Tensor] = {}
 
@@ -43,7 +43,7 @@ class AdapterMerger:
         self._whole_a = {name: gather_full(layer.lora_A.weight.detach()) for name, layer in self._layers.items()}
 
     def merge(self, name: str, block: Tensor, first_row: int) -> Tensor:
-        """Merge `block`, rows of the weights `name` from this rank's `first_row` on. Without an adapter, return it."""
+        """Merge `block`, rows of weights `name` from this rank's `first_row` on. Without an adapter, return `block`."""
         layer = self._layers.get(name)
         if layer is None:
             return block

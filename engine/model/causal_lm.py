@@ -144,7 +144,7 @@ class CausalLM(nn.Module):
     ) -> Tensor | TokenScores:
         """Return hidden states after the last norm, [B, T, E], or the scores of `tokens`.
 
-        Each row is a sequence and may be right-padded; with `segments`, the only row contains several sequences.
+        Each row is a sequence and can be right-padded; with `segments`, the only row contains several sequences.
         A sharded model (asterism.engine.learner.sharding) has its output matrix only during this call.
         """
         if segments is not None:

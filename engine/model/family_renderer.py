@@ -177,7 +177,7 @@ class FamilyRenderer:
         return self._tokenizer.decode(bytes_to_ids(record.token_ids)[record.prompt_tokens :])
 
     def _parse(self, token_ids: bytes, turn_start: int) -> "ParsedResponse":
-        """Parse a turn. Without a prompt, an empty prompt precedes the turn, which may begin within the reasoning."""
+        """Parse a turn. Without a prompt, an empty prompt precedes the turn, which can begin within the reasoning."""
         ids = bytes_to_ids(token_ids)
         prompt_ids = list(ids[:turn_start]) or self._empty_prompt
         return self._renderer.parse_response(list(ids[turn_start:]), tools=self._tools, prompt_ids=prompt_ids)

@@ -72,7 +72,7 @@ def _check_tied_head(file: Path, embeddings: Tensor) -> None:
 @torch.no_grad()
 def fill_rows(parameter: Tensor, source: Any) -> None:
     """Copy this rank's rows of `source`, a whole tensor or a slice of safetensors, block by block into the parameter.
-    torch aligns the parameter's memory: alignment may change the summation order of a matrix product."""
+    torch aligns the parameter's memory: alignment can change the summation order of a matrix product."""
     for block, rows in _iter_blocks(parameter):
         block.copy_(source[rows])
 

@@ -71,5 +71,5 @@ def name_adapter(weight: str, matrix: str) -> str:
 
 @torch.no_grad()
 def merge_rows(rows_RI: Tensor, b_RK: Tensor, a_KI: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
-    """Return R rows of W + (alpha / r) B A, of rank K; exactly W if B is 0. `out` may be `rows_RI`."""
+    """Return R rows of W + (alpha / r) B A, of rank K; exactly W if B is 0. `out` can be `rows_RI`."""
     return torch.addmm(rows_RI, b_RK, a_KI, alpha=scale, out=out)

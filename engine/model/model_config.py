@@ -157,7 +157,7 @@ def _derive_sizes(fields: dict[str, Any], architecture: Architecture) -> dict[st
 
 
 def _read_experts(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields with num_experts, which transformers 5 may write as num_local_experts."""
+    """Return the fields with num_experts, which transformers 5 can write as num_local_experts."""
     given = {name: value for name, value in fields.items() if value is not None}
     if "num_local_experts" in given:
         given.setdefault("num_experts", given["num_local_experts"])

@@ -59,7 +59,7 @@ def build_body(
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
         }
-    if stops:  # with extensions, the text of a token would also stop at other tokens with this text
+    if stops:  # with extensions: a stop text would also stop at other tokens with the same text
         body["stop"] = [tokenizer.decode([token]) for token in stops][:_MAX_STOP_TEXTS]
     for key in request.sampling.truncations.keys() & sampling:
         raise RequestRefused(
@@ -121,7 +121,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
 
 
 class CompletionChunk(msgspec.Struct, frozen=True):
-    choices: list[CompletionChoice] | None = None  # empty in a chunk with usage only; some servers leave it out
+    choices: list[CompletionChoice] | None = None  # empty in a chunk with usage only; some servers omit the field
     usage: Any = None
     error: Any = None  # error of a proxy, possibly next to choices
 
@@ -232,6 +232,6 @@ class CompletionOutput:
                 raise EngineFailure(f"the server ended the completion: {reason}")
 
     def _find_stop_token(self, choice: CompletionChoice) -> int:
-        """Return the stop token that the server names, or the first one if it names none."""
+        """Return the stop token that the server names, or the request's first stop token."""
         matched = choice.matched_stop if choice.stop_reason is None else choice.stop_reason
         return matched if isinstance(matched, int) and matched in self._stops else self._stops[0]

@@ -3,7 +3,7 @@
 `start` requests the list of models, and then one token, to find the first of completions_api.FORMS that the
 server accepts. Each turn is one streamed request. An abort closes its stream, on which servers stop generating.
 
-Unlike other engines it does not guarantee reproducible seeds. Logprobs that the server does not send are NaN.
+Unlike other engines, this engine does not guarantee reproducible seeds. Logprobs that the server does not send are NaN.
 Without token ids in the responses, the engine encodes the text.
 
 A server that no longer responds is lost: `on_engine_lost` is called once with the cause, and its caller closes the
@@ -132,7 +132,7 @@ class OpenAIEngine:
         if request.sequence_id in self._pending:
             raise RequestRefused(f"sequence {request.sequence_id} is being generated already")
         if len(self._pending) >= self._max_pending:
-            raise EngineFailure(f"{self._max_pending} calls are pending, the engine takes no more")
+            raise EngineFailure(f"{self._max_pending} calls are pending; the engine accepts no more")
         output = CompletionOutput(request, self._tokenizer, self._tokenizer.vocab_size)
         pending = _PendingCompletion(request, output, on_tokens)
         self._add_pending(pending)
@@ -257,7 +257,7 @@ class OpenAIEngine:
                 await asyncio.sleep(wait_s)
 
     async def _read_stream(self, pending: _PendingCompletion, body: bytes) -> None:
-        """Read one stream. Raises ServerUnreachable if it ends without a finish reason: the text may be cut."""
+        """Read one stream. Raises ServerUnreachable if the stream ends without a finish reason."""
         output, path = pending.output, self._prefix + COMPLETIONS_PATH
         async with self._session.stream(path, body) as stream, aclosing(stream.iter_json()) as contents:
             async for content in contents:

@@ -165,7 +165,7 @@ class SGLangClient:
                 return response
 
     async def abort(self, rid_prefix: str) -> None:
-        """Abort requests by their rid prefix. A request before the scheduler runs on: close its stream."""
+        """Abort requests by their rid prefix. A request that has not reached the scheduler runs on."""
         await self._session.post("/abort_request", {"rid": rid_prefix})
 
     async def abort_all(self) -> None:

@@ -132,7 +132,7 @@ async def abort_on_server(client: SGLangClient, pending: PendingGeneration, rid:
 
 
 async def end_requests(client: SGLangClient, all_pending: Iterable[PendingGeneration]) -> None:
-    """End the requests of these calls, which keep their tokens and wait until requests may be sent again."""
+    """End the requests of these calls, which keep their tokens and wait until requests can be sent again."""
     streams: set[asyncio.Task[None]] = set()
     for pending in all_pending:
         if pending.stream is not None and not pending.waiting_to_send:

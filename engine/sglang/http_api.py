@@ -29,7 +29,7 @@ class UpdateRefused(EngineFailure):
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
-    """Sampling of one request. Each field is sent: the server's --preferred-sampling-params fill omitted ones."""
+    """Sampling of one request. Each field is sent: the server's --preferred-sampling-params fill omitted fields."""
 
     max_new_tokens: int
     temperature: float = 1.0

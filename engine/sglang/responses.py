@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 
 
 class RequestOutput:
-    """The tokens of one request so far; a response holds all of them or only the new ones."""
+    """The tokens of one request so far; a response contains all tokens or only new tokens."""
 
     def __init__(self, vocab_size: int, version: int | None = None) -> None:
         """`version`: the version of all tokens, from an adapter; None: the server reports the versions."""

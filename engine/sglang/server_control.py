@@ -24,8 +24,8 @@ _MEMORY_TAGS: tuple[MemoryTag, ...] = ("kv_cache", "weights")
 
 class ServerControl:
     def __init__(self, transport: WeightTransport | AdapterTransport) -> None:
-        self.sending_allowed = asyncio.Event()  # set while requests may be sent to the server
-        # Loop time of the last response, or of the last change that may have delayed responses.
+        self.sending_allowed = asyncio.Event()  # set while requests can be sent to the server
+        # Loop time of the last response, or of the last change that can have delayed responses.
         self.last_activity_at = 0.0
         self._transport = transport
         self._released: set[MemoryTag] = set()
@@ -39,7 +39,7 @@ class ServerControl:
         """Load new weights; return the adapter for later requests, or None if the server's own weights are new.
 
         `end_requests`: ends all requests of the server. Raises WeightsRefused if the old weights stay, EngineFailure if
-        they are incomplete.
+        the weights are incomplete.
         """
         adapter = None
         async with self._lock:
@@ -107,7 +107,7 @@ class ServerControl:
         self._logger.info("memory.released", parts=tags)
 
     async def _resume_memory(self, client: SGLangClient, tag: MemoryTag) -> None:
-        """Allocate the memory again, if it is released."""
+        """Allocate the memory again if the server has released it."""
         if tag in self._released:
             await client.resume_memory([tag])
             self._released.discard(tag)

@@ -119,7 +119,7 @@ class SGLangEngine:
             client = self._client = self._connect(await self._server.start())
             self._info = await client.get_server_info()
             self._vocab_size = load_model_config(self._model).vocab_size  # larger token ids crash the server
-            await client.resume()  # the server can be paused by its previous engine
+            await client.resume()  # the previous engine can have paused the server
             if await _sync_weight_version(client, self._model, self.version, keeps_weights=self._keeps_weights):
                 self._weights = self._weights._replace(extra_key=self._instance_id)
             self._counters.record_rank_loads(await client.get_loads())
@@ -144,7 +144,7 @@ class SGLangEngine:
         if request.sequence_id in self._pending:
             raise RequestRefused(f"sequence {request.sequence_id} is being generated already")
         if len(self._pending) >= self._max_pending:
-            raise EngineFailure(f"{self._max_pending} calls are pending, the engine takes no more")
+            raise EngineFailure(f"{self._max_pending} calls are pending; the engine accepts no more")
         rid_prefix = f"{self._instance_id}:{request.sequence_id}-{next(self._request_numbers)}"
         pending = PendingGeneration(request, rid_prefix, self._stream_interval, on_tokens)
         self._pending[request.sequence_id] = pending
@@ -324,10 +324,10 @@ class SGLangEngine:
 
 
 async def _sync_weight_version(client: SGLangClient, model: Path, version: int, *, keeps_weights: bool) -> bool:
-    """Make the server serve the checkpoint's weights under `version`, unless it keeps its own.
+    """Make the server serve the checkpoint's weights under `version`, unless the server keeps its own weights.
 
-    Return True if the server had other weights: it cannot flush their cache while requests of its
-    previous engine run, so the caller must hide that cache with a new extra_key.
+    Return True if the server had other weights: requests of its previous engine can prevent a flush of the old cache,
+    so the caller must hide that cache with a new extra_key.
     """
     loaded_version = (await client.get_model_info()).weight_version
     if loaded_version == str(version):

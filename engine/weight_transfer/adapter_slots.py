@@ -90,7 +90,7 @@ class AdapterLoader:
     def load(self, adapters: WeightsPublished, parameters: Mapping[str, Tensor]) -> None:
         """Write base + scale B A into `parameters`, or leave them unchanged and raise WeightsRefused.
 
-        `parameters`: the same at each call. The sum is computed in float32 blocks, then converted to their dtype.
+        `parameters`: the same at each call. The sum is computed in float32 blocks and converted to `dtype`.
         """
         adapter_layout = get_adapter_layout(parameters, self._options)
         with open_body(adapters, adapter_layout, self._mappings) as body:

@@ -9,7 +9,7 @@ in the folder of the slots has the version, its digest, a checksum of the buffer
 Between loads no engine has the buffer mapped, so the GPU gets the memory back when the learner ends. torch counts one
 release of the memory per load: the lock, not this count, keeps the learner from writing while an engine copies.
 
-An engine loads the slot instead of the buffer if it is on another GPU or node, if the record has another version or is
+An engine loads the slot instead of the buffer if the GPU or node differs, if the record has another version or is
 locked, if the learner has ended, or if the memory cannot be mapped.
 """
 

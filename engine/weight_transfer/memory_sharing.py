@@ -27,7 +27,7 @@ class MemorySharing(Protocol):
 
     @property
     def device_id(self) -> str:
-        """Return the name of the device, the same in all processes of the machine and unique on it."""
+        """Return the device's name, which is unique on the machine and equal in all of its processes."""
         ...
 
     def allocate(self, num_bytes: int) -> SharedBuffer:
@@ -44,7 +44,7 @@ class _CudaHandle(msgspec.Struct, frozen=True, array_like=True):
 
     memory: bytes
     num_bytes: int
-    offset: int  # offset in the allocation, which may hold other tensors
+    offset: int  # offset in the allocation, which can hold other tensors
     ref_counter: bytes
     ref_counter_offset: int
     event: bytes

@@ -41,10 +41,10 @@ class CudaPageLocker:
             self._has_succeeded(error, "weights.pages_not_unlocked")
 
     def _has_succeeded(self, error: Any, event: str, **details: int) -> bool:
-        """Return whether a call succeeded; log an error by its name, and clear it. `error`: torch's cudaError."""
+        """Return whether a call succeeded; log an error's name and clear the error. `error`: torch's cudaError."""
         if int(error) == 0:
             return True
-        with suppress(RuntimeError):  # the next kernel launch reports this error again, and clears it
+        with suppress(RuntimeError):  # this kernel launch reports the error again, and clears the error
             torch.zeros(1, device=self._device)
         cause = str(_get_cudart().cudaGetErrorString(error))
         structlog.get_logger().warning(event, cause=cause, cuda_error=int(error), **details)

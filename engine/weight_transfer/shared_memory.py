@@ -64,7 +64,7 @@ def load_published(
 
 
 def wait_for_copies(parameters: Mapping[str, Tensor]) -> None:
-    """Wait until the GPU has read the slot, which must not be overwritten before."""
+    """Wait until the GPU has read the slot. Only then can the slot be overwritten."""
     for device in {parameter.device for parameter in parameters.values()}:
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()

@@ -152,7 +152,7 @@ class _MappedSlot:
 
 def _create_slot(path: Path, size: int, locker: PageLocker | None) -> _MappedSlot:
     with path.open("xb") as file:
-        # posix_fallocate raises if the memory is full, instead of a SIGBUS later; the file has its size only then.
+        # If the memory is full, posix_fallocate raises an error; without it, a later write would end in a SIGBUS.
         os.posix_fallocate(file.fileno(), 0, size)
     slot = _MappedSlot(path, locker)
     assert slot.try_lock(), f"{path} is new, but locked"

@@ -115,7 +115,7 @@ class WeightsFetcher:
         size = compute_file_bytes(published.num_bytes)
         try:
             with part.open("w+b", buffering=0) as file:
-                os.posix_fallocate(file.fileno(), 0, size)  # a full memory raises here, not halfway through
+                os.posix_fallocate(file.fileno(), 0, size)  # raises an error early if the memory is full
                 transfer = _WeightsDownload(published, number, file.fileno(), self._chunk_bytes)
                 if self._download_with_retries(transfer, stop):
                     _complete_slot(file.fileno(), published)

@@ -122,7 +122,7 @@ class PagedAttention:
     def build_row_blocks(self, first: int, tokens_R: Sequence[int], tables_RN: Tensor) -> list[RowBlock]:
         """Build blocks for the rows from `first` on; their pages are gathered in each pass.
 
-        `tokens_R`: tokens that each row may attend to; sorted lengths need less padding. `tables_RN`: block tables as
+        `tokens_R`: tokens that each row can attend to; sorted lengths need less padding. `tables_RN`: block tables as
         wide as `count_padded_pages` of the largest number.
         """
         blocks: list[RowBlock] = []

@@ -1,7 +1,7 @@
 """Attention that reads keys and values in place, by block tables, without gathering and without padding of keys.
 
 A layer has one call for the running sequences and one call for the prompts. The kernel needs CUDA, 16 bits, pages of a
-multiple of 256 tokens, and a version of torch that has it.
+multiple of 256 tokens, and a version of torch with this kernel.
 """
 
 from collections.abc import Sequence

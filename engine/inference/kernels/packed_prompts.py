@@ -30,7 +30,7 @@ class PackedPrompts(NamedTuple):
 
 
 def group_prompts(chunks: Sequence[PrefillChunk], max_tokens: int) -> list[Sequence[PrefillChunk]]:
-    """Group adjacent chunks. The ends of a group's chunks add up to at most `max_tokens`, or it has a single chunk.
+    """Group adjacent chunks. The ends of a group's chunks add up to at most `max_tokens`, or the group has one chunk.
 
     Without cached tokens nothing is gathered, and all chunks are one group.
     """

@@ -65,7 +65,7 @@ class DenseKvBlock:
         tokens = min(before, width)
         heads_per_copy = self._buffer.numel() // max(1, tokens * self._cache.head_dim)
         starts = range(0, self._num_heads, heads_per_copy)
-        starts = starts if width < before else starts[::-1]  # no head is overwritten before it is read
+        starts = starts if width < before else starts[::-1]  # this order overwrites no head before its copy
         for source, copy in zip(old, self._dense_layers, strict=True):
             target = copy.view(self._num_heads, -1)
             for start in starts:
@@ -168,7 +168,7 @@ class DenseKvCache:
             block.assign_rows(join_ids[rows], tokens_B[rows], tables_BN[rows])
             self._set_width(block, max(tokens_B[rows]))
             blocks.append(block)
-        spare = self._blocks[len(blocks) : len(blocks) + 1]  # one block is kept, because the batch may grow again
+        spare = self._blocks[len(blocks) : len(blocks) + 1]  # one block is kept, because the batch can grow again
         for block in spare:
             block.join_ids = []  # the block misses later tokens of its sequences
         self._blocks = [
@@ -182,7 +182,7 @@ class DenseKvCache:
         self._blocks.clear()
 
     def _get_or_create_block(self, index: int, num_rows: int, tokens: int, max_bytes: int) -> DenseKvBlock | None:
-        """Return a block with room for these rows and tokens, or None if it would exceed `max_bytes`."""
+        """Return a block with room for these rows and tokens, or None if the block would exceed `max_bytes`."""
         previous = self._blocks[index] if index < len(self._blocks) else None
         max_rows = min(DENSE_BLOCK_ROWS, 1 << (num_rows - 1).bit_length())
         max_tokens = self._pad_tokens(tokens + tokens // _GROWTH_DIVISOR)

@@ -17,7 +17,7 @@ from asterism.engine.inference.sequence import Sequence
 @dataclass(slots=True)
 class _SharedPage:
     num_holders: int
-    num_running: int  # running holders
+    num_running: int  # number of running holders
 
 
 class PagePool:
@@ -72,7 +72,7 @@ class PagePool:
                 page_by_digest[digest] = page
 
     def is_private(self, page: int) -> bool:
-        """Return whether the holder may overwrite the page: it has no other holder and is not in the index."""
+        """Return whether the holder can overwrite the page, which has no other holder and is not in the index."""
         return page not in self._indexed and (page not in self._shared or self._shared[page].num_holders == 1)
 
     def truncate(self, sequence: Sequence, num_pages: int) -> list[int]:

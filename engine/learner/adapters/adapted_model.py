@@ -57,7 +57,7 @@ def initialize_adapters(model: nn.Module, seed: int) -> None:
 
 
 class BasePolicy(nn.Module):
-    """The frozen policy before RL, which computes with a model's weights without its adapters. It needs no memory."""
+    """The frozen policy before RL, which computes with a model's weights without the adapters, and needs no memory."""
 
     def __init__(self, model: CausalLM) -> None:
         super().__init__()

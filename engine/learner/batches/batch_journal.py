@@ -41,7 +41,7 @@ class BatchJournal:
     def write_group(self, group: GroupAccepted) -> None:
         """Write the samples of a part of a group, in place of the file of an earlier incarnation.
 
-        Raises DiskError, ProtocolError for tokens of versions that the step may not train on, and ValueError for an
+        Raises DiskError, ProtocolError for tokens of versions that the step must not train on, and ValueError for an
         invalid sample.
         """
         check_versions(group.samples, group.step, self._max_staleness)

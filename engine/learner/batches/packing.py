@@ -22,7 +22,7 @@ def split_micro_batches(
 ) -> list[list[list[int]]]:
     """Return each rank's micro batches, as lists of indices. Every rank has the same number of them, at least one.
 
-    A micro batch has at most `micro_batch_tokens`; a longer sequence has its own. Micro batches may be empty.
+    A micro batch has at most `micro_batch_tokens`; a longer sequence has its own. Micro batches can be empty.
     Sequences without a token in the loss are left out. `attention_tokens`: the length at which attention costs as much
     as all other products. The most expensive micro batches come first.
     """

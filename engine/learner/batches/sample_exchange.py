@@ -47,7 +47,7 @@ def _list_share(ranks: RankGroup, minibatches: Sequence[DealtMinibatch], rank: i
 
 
 def _iter_pieces(sequences: Sequence[StoredSequence]) -> Iterator[Tensor]:
-    """Yield the tokens of all sequences in pieces of PIECE_BYTES; the last piece may be shorter."""
+    """Yield the tokens of all sequences in pieces of PIECE_BYTES; the last piece can be shorter."""
     pending = bytearray()
     for sequence in sequences:
         pending += sequence.read_bytes()

@@ -65,7 +65,7 @@ class BestCheckpointFile:
             self._write()
 
     def _choose(self, result: EvaluationResult) -> BestCheckpoint | None:
-        """Choose the better step, or the earlier of equal ones. Skip evaluations with tokens of other weights."""
+        """Choose the better step, or the earlier of equal steps. Skip evaluations with tokens of other weights."""
         best, reward = self._best, result.values.get(self._reward)
         if result.label not in self._labels or reward is None:
             return best

@@ -153,7 +153,7 @@ def _get_replaced_path(checkpoint: Path) -> Path:
 
 
 def delete_checkpoint(checkpoint: Path) -> None:
-    """Rename a checkpoint, then delete it: a killed process must not leave a part of it under its final name."""
+    """Rename a checkpoint, then delete it: a killed process must not leave a part under the final name."""
     deleted = checkpoint.with_name(f".{checkpoint.name}.deleted{PARTIAL_SUFFIX}")
     shutil.rmtree(deleted, ignore_errors=True)
     checkpoint.rename(deleted)

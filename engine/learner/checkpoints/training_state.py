@@ -54,7 +54,7 @@ def write_training_state(folder: Path, state: StateDict, ranks: RankGroup, on_wr
     try:
         with _without_process_group_warning():
             save_tensors(state, storage_writer=writer, process_group=group, no_dist=group is None)
-    except CheckpointException as error:  # not an Exception
+    except CheckpointException as error:  # this class is not an Exception
         raise RuntimeError(str(error)) from error
 
 
@@ -118,7 +118,7 @@ def _load(reader: TensorReader, state: StateDict, *, no_dist: bool) -> None:
     try:
         with _without_process_group_warning():
             load_tensors(state, storage_reader=reader, no_dist=no_dist)
-    except CheckpointException as error:  # not an Exception
+    except CheckpointException as error:  # this class is not an Exception
         first = next(iter(error.failures.values()))[0]
         raise CheckpointError(f"{reader.checkpoint_id}: {type(first).__name__}: {first}") from error
 

@@ -21,7 +21,7 @@ class StepSize(NamedTuple):
 class SftSampler:
     """A sampler that selects each step's dialogues from files by weight.
 
-    Each file has one permutation per epoch; a step may span two epochs. Files alternate as evenly as their weights
+    Each file has one permutation per epoch; a step can span two epochs. Files alternate as evenly as their weights
     allow: after any number of dialogues, each file's number differs from its share by less than the number of files.
     """
 

@@ -24,7 +24,7 @@ from asterism.engine.learner.distributed import RankGroup, broadcast_object
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.policies.seeded_random import mix
 
-_HELD_OUT = 2**40  # key of the held-out draw, where other draws have an epoch
+_HELD_OUT = 2**40  # stands for the epoch in the key of the held-out draw
 
 
 class StoredDialogue(NamedTuple):

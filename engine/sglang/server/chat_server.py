@@ -67,7 +67,7 @@ def build_chat_argv(server: ChatServer, device: str) -> list[str]:
 
 
 async def serve_chats(server: ChatServer, on_ready: Callable[[], Awaitable[None]]) -> int:
-    """Serve until the server exits; return its exit code, or 0 after ^C, SIGTERM or SIGHUP. Pass its output on.
+    """Serve until the server exits; return its exit code, or 0 after ^C, SIGTERM or SIGHUP. Print its output.
 
     Raises ServerUnusable for an interpreter without SGLang, an unusable host, a port in use, and a server that exits
     before it is ready.

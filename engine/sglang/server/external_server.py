@@ -15,7 +15,7 @@ from asterism.engine.sglang.server.managed_server import PROBE_INTERVAL_S, wait_
 class ExternalServer:
     """A server with the interface of managed_server.SGLangServer. `start` sets `death` and `info`."""
 
-    death: asyncio.Future[str]  # the cause, set when the server is unresponsive; cancelled by `close`
+    death: asyncio.Future[str]  # result: why the server is unresponsive; `close` cancels the future
     info: ServerInfo
 
     def __init__(

@@ -51,7 +51,7 @@ class GpuMemoryBudget(NamedTuple):
 
 
 async def query_gpu_inventory(python: str, variables: Mapping[str, str]) -> GpuInventory:
-    """List the GPUs of the interpreter's torch. Raises ServerUnusable if it cannot list them."""
+    """List the GPUs of the interpreter's torch. Raises ServerUnusable if torch cannot list GPUs."""
     code, output, errors = await run_python(python, _GPU_QUERY_PROGRAM, variables)
     if code != 0:
         raise ServerUnusable(f"sglang.python = {python}: its torch cannot list the GPUs: {extract_last_line(errors)}")

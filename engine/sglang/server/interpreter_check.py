@@ -34,7 +34,7 @@ async def check_interpreter(python: str, variables: Mapping[str, str]) -> str:
 
 
 async def run_python(python: str, program: str, variables: Mapping[str, str]) -> tuple[int, str, str]:
-    """Return exit code, stdout and stderr. Raises ServerUnusable. Cancellation kills all its processes."""
+    """Return exit code, stdout and stderr. Raises ServerUnusable. Cancellation kills all of the program's processes."""
     command, pipe = (python, "-c", program), asyncio.subprocess.PIPE
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(*command, env=variables, stdout=pipe, stderr=pipe, start_new_session=True)

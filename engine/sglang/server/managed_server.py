@@ -37,7 +37,7 @@ MAX_FAILED_PROBES = 3  # failed probes in a row that make a server unresponsive
 class SGLangServer:
     """An SGLang server of this run. `start` sets `death` and `info`."""
 
-    death: asyncio.Future[str]  # the cause, set when the server dies; cancelled by `close`
+    death: asyncio.Future[str]  # result: the cause of the server's death; `close` cancels the future
     info: ServerInfo
 
     def __init__(
@@ -51,8 +51,7 @@ class SGLangServer:
         probe_interval_s: float = PROBE_INTERVAL_S,
     ) -> None:
         """`index`: the engine's index in the run. `version`: version of the model's weights. `scratch`:
-        a folder only for the server's temporary files; its path should be short, because they include
-        sockets."""
+        a folder only for the server's temporary files; its path should be short, because sockets are in this folder."""
         self.url = f"http://{HOST}:{compute_port(requirements.sglang, index)}"
         self._requirements, self._index, self._version = requirements, index, version
         self._log, self._scratch = log, scratch
@@ -117,7 +116,7 @@ class SGLangServer:
                 self._raise_if_dead(group)
                 await asyncio.sleep(_READY_POLL_S)
             info = await client.get_server_info()
-        self._raise_if_dead(group)  # otherwise another server on this port may have responded
+        self._raise_if_dead(group)  # otherwise another server on this port can have responded
         check_compatibility(info, self._requirements, self._name)
         self._watch_tasks += [
             asyncio.create_task(self._watch_worker(group, pid, name)) for pid, name in group.find_workers().items()

@@ -11,7 +11,7 @@ from asterism.engine.sglang.weights.adapters import complete_stacks
 
 HOST = "127.0.0.1"
 _COMMON_ARGUMENTS = (
-    # Queued requests are scheduled by priority; running ones are never preempted.
+    # Queued requests are scheduled by priority; running requests are never preempted.
     *("--enable-priority-scheduling", "--disable-priority-preemption"),
     "--incremental-streaming-output",  # without the flag, each piece of a stream repeats all earlier tokens
     *("--log-level-http", "warning"),  # at other levels, every load poll writes a log line

@@ -1,8 +1,8 @@
 """Transports new weights to an SGLang server: by a folder, request bodies, a process group, or handles of memory.
 
 Each transport pauses the server's requests in place, loads the weights and resumes the requests.
-Their next tokens have the new version. They keep their KV cache, which later requests must not
-reuse, and the server cannot flush its cache while requests are paused: /flush_cache returns 400, and
+The requests' next tokens have the new version. The requests keep their KV cache, which later requests must not reuse,
+and the server cannot flush its cache while requests are paused: /flush_cache returns 400, and
 an update with `flush_cache` is reported as failed although the weights are loaded. So every request
 has an `extra_key` that names its weights, and the prefix cache matches only requests with the same
 key. If no request is paused, the transport flushes the cache.

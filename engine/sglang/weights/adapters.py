@@ -54,7 +54,7 @@ class AdapterTransport:
         options: LoraOptions,
         dtype: torch.dtype,
     ) -> None:
-        """`whole`: sends the base. `parameters`: the model's, for their shapes. `dtype`: the server's."""
+        """`whole`: sends the base. `parameters`: of the model, for the shapes. `dtype`: dtype of the server."""
         self._whole, self._options, self._dtype = whole, options, dtype
         self._targets = complete_stacks(options.targets)
         self._layout = get_adapter_layout(parameters, options)
@@ -68,7 +68,7 @@ class AdapterTransport:
     async def update(
         self, client: SGLangClient, weights: WeightsPublished, end_requests: Callable[[], Awaitable[None]]
     ) -> str:
-        """Return the name of the adapter for later requests. No request must be sent meanwhile.
+        """Return the name of the adapter for later requests. The caller sends no request meanwhile.
 
         `end_requests`: ends all requests of the server. Raises WeightsRefused if requests can continue with the earlier
         adapter, and another EngineFailure as WeightTransport.update.

@@ -17,7 +17,7 @@ from asterism.engine.sglang.http_api import RankChecksums, ServerInfo
 
 
 class ChecksumRegistry:
-    """Checksums of all engines of a machine: a file per version, written by the first engine that loads it."""
+    """Checksums of all engines of a machine: a file per version, written by the first engine with this version."""
 
     def __init__(self, folder: Path, name: str) -> None:
         """`name`: the name of this engine."""

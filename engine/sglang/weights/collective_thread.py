@@ -42,7 +42,7 @@ class CollectiveThread:
         threading.Thread(target=self._run_calls, name=f"weights {name}", daemon=True).start()
 
     def join(self) -> asyncio.Future[None]:
-        """Return a future that is done when the server's ranks have joined; they may connect from now on."""
+        """Return a future that is done when the server's ranks have joined; these ranks can connect from now on."""
         return self._submit(self._join)
 
     def broadcast(self, tensors: Sequence[Tensor]) -> asyncio.Future[None]:

@@ -31,7 +31,7 @@ class NodeFolders:
     def __init__(self, root: Path) -> None:
         """`root`: the run's folder on this node; should be in memory. All engines of the node share it."""
         self._root = root
-        self._held: int | None = None  # open folder that this engine's server may read
+        self._held: int | None = None  # open folder that this engine's server can read
 
     def acquire(self, key: str, write: Write, stop: threading.Event) -> Path | None:
         """Return the complete folder `key`, which stays until `release`. Blocks; returns None after `stop`.

@@ -32,7 +32,7 @@ from asterism.engine.weight_transfer.weight_layout import WeightLayout
 Bucket = Mapping[str, Tensor]
 _VERIFYING_THREADS = 4  # threads of one engine; several engines of a node verify at the same time
 _HOST = "127.0.0.1"  # this machine's address for the server
-# Texts in a server's refusal that mean that it had started to write.
+# Texts in a server's refusal that mean that the server had started to write.
 _PARTIAL_UPDATE_MARKERS = ("partially updated", "Rolling back")
 
 
@@ -216,7 +216,7 @@ class ProcessGroupTransport:
     async def _run_both(self, local_future: asyncio.Future[None], server_call: Coroutine[Any, Any, None]) -> None:
         """Run this side of a collective and the call that makes the server take part.
 
-        If either fails, this side leaves the group, which makes the other fail too. Raises the
+        If either fails, this side leaves the group, so that the other side fails, too. Raises the
         server's error, or EngineFailure if the server does not respond.
         """
         server_future = asyncio.ensure_future(server_call)

@@ -169,7 +169,7 @@ async def calls_beyond_max_pending_fail_and_the_others_are_answered(bench: Bench
         calls = (engine.generate(request(number)) for number in range(3))
         found = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(each) for each in found] == [Generation, Generation, EngineFailure]
-        assert str(found[2]) == "2 calls are pending, the engine takes no more"
+        assert str(found[2]) == "2 calls are pending; the engine accepts no more"
 
 
 async def new_tokens_are_reported_in_pieces_while_they_are_generated(bench: Bench) -> None:
