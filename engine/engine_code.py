@@ -57,11 +57,11 @@ def describe_no_servers(run: RunConfig) -> Servers:
 
 
 class EngineCode(NamedTuple):
-    factory: str  # import path: (EngineStart) -> Engine
+    factory: str  # import path of a function (EngineStart) -> Engine
     describe_servers: Callable[[RunConfig], Servers] = describe_no_servers  # raises ValueError if tables do not match
     list_input_checks: Callable[[RunConfig, Path | None], InputChecks] = list_no_checks  # checks before a run starts
-    machine_checks: str = ""  # import path: (RunConfig, Path | None) -> Iterable[EngineCheck], for `asterism doctor`
-    find_models: str = ""  # import path: (RunConfig) -> EvaluatedModels, for `asterism eval` of running servers
+    machine_checks: str = ""  # import path of (RunConfig, Path | None) -> Iterable[EngineCheck], for `asterism doctor`
+    find_models: str = ""  # import path of (RunConfig) -> EvaluatedModels, for `asterism eval` of running servers
 
     def build(self, start: EngineStart) -> Engine:
         return pkgutil.resolve_name(self.factory)(start)

@@ -33,8 +33,8 @@ class CallsRescheduled(Message, frozen=True):
 
     executor: str
     sent: int  # calls and gradings sent to an executor, including retries
-    waiting: int  # trajectories that now wait for an executor
-    lost: int  # trajectories that failed
+    waiting: int  # number of trajectories that now wait for an executor
+    lost: int  # number of trajectories that failed
 
 
 class CodeRequested(Message, frozen=True):
@@ -72,7 +72,7 @@ class CodeRaised(Message, frozen=True):
     """An uncaught exception or a syntax error; `traceback` excludes frames of the harness."""
 
     output: Output
-    error: str  # "NameError: name 'x' is not defined"
+    error: str  # such as "NameError: name 'x' is not defined"
     traceback: str
 
 
@@ -135,7 +135,7 @@ class RewardInput(msgspec.Struct, frozen=True, array_like=True):
     ending: Ending
     row: bytes  # see StartGroup
     prompt_tokens: int
-    token_ids: bytes  # int32, of prompt and response
+    token_ids: bytes  # int32 ids of prompt and response
     loss_mask: bytes  # uint8; 1 for generated tokens
 
 
@@ -147,7 +147,7 @@ class AnswerSubmitted(Message, frozen=True):
     ground_truth: str
     reward_input: RewardInput | None = None  # None without reward functions
     task: str = ""  # see StartGroup
-    rewards: dict[str, float] = msgspec.field(default_factory=dict)  # sums over the environment's calls, by name
+    rewards: dict[str, float] = msgspec.field(default_factory=dict)  # component sums over the environment's calls
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
 
 

@@ -39,7 +39,7 @@ class MembershipChanged(Message, frozen=True):
     """launcher -> node: processes have joined, or have departed and will not return."""
 
     joined: tuple[Listener, ...]
-    departed: tuple[str, ...]  # processes
+    departed: tuple[str, ...]  # names of departed processes
 
 
 class NodeHeartbeat(Message, frozen=True):

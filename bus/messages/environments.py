@@ -80,7 +80,7 @@ class EnvironmentHistory(msgspec.Struct, frozen=True, array_like=True):
     """The calls of a trajectory's instance and the sums of their results."""
 
     calls: tuple[AnsweredCall, ...] = ()  # the first call is the opening
-    rewards: dict[str, float] = {}  # sums over the calls, by name
+    rewards: dict[str, float] = {}  # sums of reward components over the calls, by name
     metrics: dict[str, float] = {}
 
     def add_call(self, call: AnsweredCall, outcome: EnvironmentOutcome) -> "EnvironmentHistory":

@@ -43,11 +43,11 @@ class GroupAborted(Message, frozen=True):
 class ReleaseCounts(msgspec.Struct, frozen=True, array_like=True):
     """Counts in the text of a response, including tool results, for the penalties of the release."""
 
-    tool_responses: int  # complete `<tool_response>` blocks, the model's own included
+    tool_responses: int  # number of complete `<tool_response>` blocks, including the model's own
     responses_with_error: int  # blocks that contain "error", case-insensitive
     answer_opens: int
     answer_closes: int
-    answer_spans: int  # complete answer blocks
+    answer_spans: int  # number of complete answer blocks
     turns: int  # turns from an assistant's header to its end; the first header is in the prompt
 
 
@@ -78,7 +78,7 @@ class TrajectoryFinished(Message, frozen=True):
     tools_s: float
     grading_s: float
     components: dict[str, float] = msgspec.field(default_factory=dict)  # components of the reward, see AnswerGraded
-    environment: EnvironmentHistory = EnvironmentHistory()  # empty without instances of environments
+    environment: EnvironmentHistory = EnvironmentHistory()  # empty if no environment has an instance
     release: ReleaseCounts | None = None  # set only with roc.penalty = "release"
     tools: dict[str, ToolCount] = msgspec.field(default_factory=dict)  # calls by name of the tool
 

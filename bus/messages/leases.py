@@ -27,7 +27,7 @@ class EngineLoadReported(Message, frozen=True):
 
     engine: str
     version: int
-    running: int  # decoding sequences
+    running: int  # number of decoding sequences
     waiting: int  # queued requests: 0 unless the engine has less memory than reported
     used_tokens: int  # tokens of the KV cache in pages that are not free
     cached_tokens: int  # part of used_tokens, in pages that no running sequence holds
@@ -48,7 +48,7 @@ class LeaseRequested(Message, frozen=True):
     group_id: int
     turn: int
     lease: int  # number of the requested lease: counts the trajectory's leases from 1
-    tokens: int  # current length of the trajectory, prompt included
+    tokens: int  # current length of the trajectory, including the prompt
     prompt_tokens: int  # prompt length, shared by the group's trajectories
     max_new_tokens: int  # tokens by which the trajectory can still grow, including tool results
 
@@ -104,7 +104,7 @@ class LedgerReported(Message, frozen=True):
     engine: str
     leased_tokens: int
     usable_tokens: int  # trusted part of the capacity: smaller for an engine that evicts or preempts
-    running: int  # trajectories with a lease
+    running: int  # number of trajectories with a lease
     idle: int
     waiting: int  # waiting trajectories with a cache on this engine
     used_tokens: int  # tokens in use, as measured by the engine

@@ -74,7 +74,7 @@ class HealthReported(Message, frozen=True):
     step: int
     check: str  # key of the check in [health]
     action: Literal["warn", "stop"]  # stop: RunFailed follows
-    message: str  # contains numbers, usual cause, keys to change
+    message: str  # text with the numbers, the usual cause and the keys to change
     checks: tuple[str, ...] = ()  # all checks that triggered in this step; empty: a log of an earlier Asterism
 
 
@@ -103,7 +103,7 @@ class CheckpointRequested(Message, frozen=True):
 class CheckpointSaved(Message, frozen=True):
     """learner -> launcher, after CheckpointRequested: the checkpoint is saved."""
 
-    step: int  # -1: the learner has not started RL
+    step: int  # step of the checkpoint; -1: the learner has not started RL
 
 
 class Shutdown(Message, frozen=True):

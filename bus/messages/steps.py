@@ -44,10 +44,10 @@ class TaskCounts(msgspec.Struct, frozen=True, array_like=True):
     groups: int = 0
     groups_rejected: int = 0  # groups that rl.group_filter rejects, for example for equal rewards
     groups_lost: int = 0  # groups with too few trajectories after failures, the staleness limit and filters
-    trajectories: int = 0  # finished trajectories
-    trajectories_failed: int = 0  # trajectories with infrastructure failures
+    trajectories: int = 0  # number of finished trajectories
+    trajectories_failed: int = 0  # number of trajectories with infrastructure failures
     positives: int = 0  # successful trajectories (evaluation.success)
-    reward: float = 0.0  # sum over trajectories
+    reward: float = 0.0  # sum of the rewards of all trajectories
     calls: int = 0
     calls_failed: int = 0
     positive_calls: int = 0  # calls of successful trajectories
@@ -94,7 +94,7 @@ class StepCounts(msgspec.Struct, frozen=True):
     tasks: dict[str, TaskCounts] = {}  # counts by name of the task; empty without [[tasks]]
     sets: dict[str, TaskCounts] = {}  # counts by name of an evaluation set; empty without [[evaluation.sets]]
     generated_tokens: int = 0
-    lease_wait_s: float = 0.0  # sum over trajectories
+    lease_wait_s: float = 0.0  # sum of the waits of all trajectories
     generation_s: float = 0.0
     tools_s: float = 0.0
     grading_s: float = 0.0
@@ -106,7 +106,7 @@ class StalenessCounts(msgspec.Struct, frozen=True):
     """The staleness of a step's batch: versions between a token's policy and the updated policy."""
 
     tokens: int = 0  # tokens that are trained on
-    versions_behind: int = 0  # sum over `tokens`
+    versions_behind: int = 0  # sum of the versions over all `tokens`
     max_versions_behind: int = 0
     tokens_masked: int = 0  # stale tokens in trajectories that are trained on
     trajectories_dropped: int = 0  # trajectories with stale tokens only
@@ -130,7 +130,7 @@ class BatchReady(Message, frozen=True):
     """buffer -> learner: the groups of a step. Their GroupAccepted messages have been sent before."""
 
     step: int
-    groups: tuple[BatchGroup, ...]  # sorted by group id
+    groups: tuple[BatchGroup, ...]  # groups, sorted by group id
     is_last: bool = False  # see StepRequested
 
 
@@ -147,7 +147,7 @@ class StepCollected(Message, frozen=True):
 
 class LengthCounts(msgspec.Struct, frozen=True):
     trajectories: int = 0
-    response_tokens: int = 0  # sum over trajectories, including aborted ones
+    response_tokens: int = 0  # sum over all trajectories, including aborted trajectories
     overlong: int = 0  # trajectories that reached the length limit
 
 
@@ -155,8 +155,8 @@ class LengthsMeasured(Message, frozen=True):
     """buffer -> recorder, possibly after the step: all trajectories of the step have ended."""
 
     step: int
-    completed: LengthCounts  # groups that were complete at the end of the step
-    started: LengthCounts  # all groups
+    completed: LengthCounts  # counts of groups that were complete at the end of the step
+    started: LengthCounts  # counts of all groups
     aborted: int  # trajectories that were stopped because their step had ended
     finished_late: int  # trajectories that ended before their abort arrived
 
@@ -172,7 +172,7 @@ class WeightProbe(msgspec.Struct, frozen=True, array_like=True):
     """Fixed prompts, with the learner's log probability of each prompt's most likely next token."""
 
     chosen_at: int  # the step of the batch that contains the prompts
-    prompts: tuple[bytes, ...]  # token ids
+    prompts: tuple[bytes, ...]  # token ids of each prompt
     logprobs: tuple[float, ...]  # logprobs under the published weights, at temperature 1
 
 

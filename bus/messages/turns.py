@@ -13,7 +13,7 @@ class TurnRequested(Message, frozen=True):
     turn: int
     lease: int
     token_ids: bytes
-    max_new_tokens: int  # bounded by the lease
+    max_new_tokens: int  # limit of new tokens, bounded by the lease
     sampling: Sampling
     stop_token_ids: tuple[int, ...]
     seed: int  # seed of the trajectory; the sampling noise depends only on the seed and the token's position

@@ -28,9 +28,9 @@ class Heartbeat(msgspec.Struct, frozen=True):
     process: str
     incarnation: int  # counts the starts of the process
     lag_s: float  # largest delay of a timer since the last heartbeat
-    waiting: int  # frames in the inbox
-    unacknowledged: int  # sent frames that are not acknowledged
-    dropped: int  # dropped frames and packets, as in asterism.bus.bus.Bus.dropped
+    waiting: int  # number of frames in the inbox
+    unacknowledged: int  # number of sent frames that are not acknowledged
+    dropped: int  # number of dropped frames and packets, as in asterism.bus.bus.Bus.dropped
 
 
 _encoder = msgspec.json.Encoder()

@@ -360,4 +360,4 @@ class ReliableTransport:
                 await asyncio.wait_for(self._ack_received.wait(), deadline - self._loop.time())
             except TimeoutError:
                 return
-            await asyncio.sleep(_CLOSE_PROBE_INTERVAL_S)  # time for the answers of other peers
+            await asyncio.sleep(_CLOSE_PROBE_INTERVAL_S)  # gives other peers time to answer

@@ -35,7 +35,7 @@ _WRAPPERS = tuple(
     for form in ("$Answer", "\\boxed{$Answer}")
 )
 _OTHER_ANSWER_FORMATS = ("last line of your", "answer: $answer", 'after "answer:"', "after ####", "<think>")
-_THOUSANDS = re.compile(r"[-+$]*\d{1,3}(,\d{3})+(\.\d+)?[^\d,()\[\]{}]*")  # 1,234 and $1,234 but not (1, 2)
+_THOUSANDS = re.compile(r"[-+$]*\d{1,3}(,\d{3})+(\.\d+)?[^\d,()\[\]{}]*")  # matches 1,234 and $1,234, but not (1, 2)
 # Sign, digits without leading zeros, and decimals that are not all zero.
 _NUMBER = re.compile(r"([-+\u2212]?)0*(\d{1,3}(?:,\d{3})+|\d+?)(?:\.0+|(\.\d+))?", re.ASCII)
 # answers of proofs and of rows without an answer; "no solution" and "undefined" are real answers

@@ -20,7 +20,7 @@ class BrokenTags(ValueError):
 
 
 class SplitText(NamedTuple):
-    reasoning: str  # empty without reasoning
+    reasoning: str  # text within the tags; empty without reasoning
     rest: str
 
 

@@ -41,8 +41,8 @@ class TokenFileReport(msgspec.Struct, frozen=True):
     dialogues: int
     tokens: int
     loss_tokens: int
-    too_long: int  # dropped dialogues: longer than sft.max_tokens
-    truncated: int  # dialogues truncated to sft.max_tokens
+    too_long: int  # number of dropped dialogues, longer than sft.max_tokens
+    truncated: int  # number of dialogues truncated to sft.max_tokens
     unusable: str  # describes the skipped rows; empty without skipped rows
 
 

@@ -60,8 +60,8 @@ _FAMILY_PARSERS: Mapping[str, ChatParsers] = {  # parsers by renderer
 class ServingFacts(msgspec.Struct, frozen=True):
     """The content of `asterism.json`."""
 
-    tool_call_parser: str  # name in SGLang; empty: the run has no tools, or no parser fits its format
-    reasoning_parser: str  # name in SGLang; empty: no parser fits
+    tool_call_parser: str  # SGLang's name of the parser; empty: no tools, or no parser fits the format
+    reasoning_parser: str  # SGLang's name of the parser; empty: no parser fits
     context_tokens: int  # tokens of the run's longest dialogue
     tools: list[dict[str, Any]]  # JSON schemas, as in a request
 

@@ -135,7 +135,7 @@ def write_model_description(folder: Path, config: DecoderConfig, source: Path, d
     for name in (*TOKENIZER_FILES, "generation_config.json"):
         if (source / name).exists():
             shutil.copyfile(source / name, folder / name)
-    if not (source / "tokenizer_config.json").exists():  # transformers would use Qwen2's tokenizer class
+    if not (source / "tokenizer_config.json").exists():  # without this file, transformers would use Qwen2's class
         _write_json(folder / "tokenizer_config.json", {**_DEFAULT_TOKENIZER_CONFIG, "eos_token": TURN_END})
     if not (source / "generation_config.json").exists():
         _write_json(folder / "generation_config.json", {"do_sample": True, "eos_token_id": end_of_turn})

@@ -50,7 +50,7 @@ class BatchState:
         self._token_ids = np.zeros((num_rows, max_tokens), np.int32)  # prompt and generated tokens
         self._logprobs = np.zeros((num_rows, max_tokens), np.float32)  # logprobs of generated tokens
         self._last_position = np.zeros(num_rows, np.int64)  # position of the last token that the request allows
-        self._stop_ids = np.full((num_rows, MAX_STOP_TOKENS), -1, np.int32)  # -1: unused entry
+        self._stop_ids = np.full((num_rows, MAX_STOP_TOKENS), -1, np.int32)  # -1 in unused entries
         self._sampling = np.stack([pack_sampling(Sampling())] * (num_rows + 1), 1)  # [field of Sampling, row]
         self._mixed_seeds = np.zeros(num_rows + 1, np.int64)
         self._newest = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)

@@ -13,7 +13,7 @@ MAX_GATHER_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}  # limit of the keys and 
 DENSE_CACHE_BYTES = 256 << 20
 # FlashAttention 2 needs pages of a multiple of this many tokens.
 PAGE_TOKENS_STEP = 256
-_LOGIT_BYTES = 4  # float32
+_LOGIT_BYTES = 4  # bytes of a float32
 
 
 def pad_to_bucket(count: int, min_step: int) -> int:
@@ -25,11 +25,11 @@ def pad_to_bucket(count: int, min_step: int) -> int:
 class BufferShape(NamedTuple):
     """The settings of one engine that determine the sizes of its buffers."""
 
-    rows: int  # running sequences
+    rows: int  # number of running sequences
     vocab_size: int
     sequence_tokens: int  # tokens of the longest sequence
     token_bytes: int  # bytes of a token's keys and values in one layer
-    device: str  # type of the device
+    device: str  # type of the device, such as "cuda"
     has_graphs: bool
     has_filter: bool  # whether some requests have top-p or top-k
     reads_pages: bool  # whether attention reads pages in place, without gathering

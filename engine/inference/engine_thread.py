@@ -53,8 +53,8 @@ class EngineThread:
         self._resolve_futures, self._on_end = resolve_futures, on_end
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._resolutions: list[FutureResolution] = []
-        self._generate_futures: dict[int, asyncio.Future[Generation]] = {}  # by sequence_id
-        self._streams: dict[int, _TokenStream] = {}  # by sequence_id, for requests with a listener
+        self._generate_futures: dict[int, asyncio.Future[Generation]] = {}  # futures by sequence_id
+        self._streams: dict[int, _TokenStream] = {}  # streams by sequence_id, for requests with a listener
         self._paused = False
         self._asleep = False  # True until weights are loaded
         self._stopped = False

@@ -61,7 +61,7 @@ class PackedTokens:
 
     def __init__(self, packed_2N: Tensor) -> None:
         self._event: torch.cuda.Event | None = None
-        self._packed_2N = packed_2N.to("cpu", non_blocking=True, copy=True)  # from CUDA into page-locked memory
+        self._packed_2N = packed_2N.to("cpu", non_blocking=True, copy=True)  # copies from CUDA into page-locked memory
         if packed_2N.is_cuda:
             self._event = torch.cuda.Event()
             self._event.record(torch.cuda.current_stream(packed_2N.device))

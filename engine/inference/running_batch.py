@@ -67,10 +67,10 @@ class RunningBatch:
         self._state = np.zeros((5, 0), np.int64)
         self._rows, self._page_tokens, self._order = rows, page_tokens, order
         self._free_rows = list(range(num_rows - 1, -1, -1))
-        self._join_id_by_row = np.zeros(num_rows, np.int64)  # 0: the row is free
+        self._join_id_by_row = np.zeros(num_rows, np.int64)  # 0 for a free row
         self._is_arranged = True
-        self.num_joins = self.num_drops = 0  # num_drops: calls of drop_ended
-        self.num_unknown = 0  # launched steps with unknown tokens
+        self.num_joins = self.num_drops = 0  # num_drops counts calls of drop_ended
+        self.num_unknown = 0  # number of launched steps with unknown tokens
 
     @property
     def positions(self) -> NDArray[np.int64]:

@@ -54,7 +54,7 @@ class Scheduler:
         self._prefill_tokens = prefill_tokens
         self._actions = actions
         self.kv_manager = KvCacheManager(capacity.kv_tokens // capacity.page_tokens, capacity.page_tokens)
-        self._sequences: dict[int, Sequence] = {}  # by sequence_id, until release_cache
+        self._sequences: dict[int, Sequence] = {}  # sequences by sequence_id, until release_cache
         self._prefix_tracker = prefix_tracker or PrefixTracker()
         # Requests of preempted and of idle sequences precede requests of new sequences. The caller bounds both queues.
         self._priority_waiting: deque[Sequence] = deque()

@@ -18,7 +18,7 @@ class Sequence:
 
     def __init__(self, sequence_id: int) -> None:
         self.sequence_id = sequence_id
-        self.request: GenerationRequest | None = None  # None while idle
+        self.request: GenerationRequest | None = None  # None while the sequence is idle
         self.arrival = 0  # number of the request; the newest request is preempted first
         self.token_ids: NDArray[np.int32] = np.zeros(0, np.int32)
         self.logprobs = NO_LOGPROBS  # logprobs of the generated tokens
@@ -31,7 +31,7 @@ class Sequence:
         self.computed_tokens = 0  # leading tokens computed before; new weights reset the number of idle sequences
         self.page_digests: dict[int, bytes] = {}  # digests of full pages after the cached tokens, by index in `pages`
         self.stale = False  # older weights computed some keys and values: other sequences must not share these
-        self.row = -1  # -1: not running
+        self.row = -1  # -1 while the sequence is not running
         self.join_id = 0  # number of its latest join of the batch; it changes after a preemption
 
     def start_request(self, request: GenerationRequest, arrival: int) -> None:

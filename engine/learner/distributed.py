@@ -46,7 +46,7 @@ class CollectiveFailed(Exception):
 class ParallelDims(NamedTuple):
     """The sizes of the device mesh, outermost dimension first. Ranks that differ only in cp or tp have equal rows."""
 
-    dp_replicate: int = 1  # copies of the model
+    dp_replicate: int = 1  # number of copies of the model
     dp_shard: int = 1  # ranks that share the parameters of one copy
     cp: int = 1  # ranks that share each sequence; always 1
     tp: int = 1  # ranks that share each matrix product; always 1
@@ -72,7 +72,7 @@ class RankGroup(NamedTuple):
 
     rank: int = 0
     world_size: int = 1
-    local_world_size: int = 1  # ranks per node
+    local_world_size: int = 1  # number of ranks per node
     dims: ParallelDims = ParallelDims()
     device: torch.device = torch.device("cpu")
     mesh: DeviceMesh | None = None  # 4-D, with the names of ParallelDims
@@ -81,7 +81,7 @@ class RankGroup(NamedTuple):
     checkpoint_group: ProcessGroup | None = (
         None  # exists with several ranks, for asterism.engine.learner.checkpoints.checkpoint_folders
     )
-    offloads_optimizer: bool = False  # learner.memory.offload = "optimizer"
+    offloads_optimizer: bool = False  # whether learner.memory.offload is "optimizer"
 
     @property
     def is_leader(self) -> bool:

@@ -71,7 +71,7 @@ class LearnerRank:
         self._trainer: Trainer | None = None
         self._metrics: dict[str, float] = {}  # metrics of the last step
         self._is_last_step = False  # whether the run ends with the current step
-        self._checkpoint_s = 0.0  # time of saves since the last result
+        self._checkpoint_s = 0.0  # time spent on saves since the last result
         self._schedule = CheckpointSchedule(run, ranks)
         self._offload = StateOffload(run, ranks)
         self._logger = structlog.get_logger()
@@ -205,7 +205,7 @@ class LearnerRank:
         metrics |= compute_speed_metrics(sequences, trainer.flops, train_s, self._ranks.world_size, peak)
         metrics |= measure_peak_memory(self._ranks.device)
         self._metrics = metrics
-        trainer.check_weights()  # bad weights are never published or saved
+        trainer.check_weights()  # raises an error before weights are published or saved
         if self._is_last_step:
             self._save_step(step, is_exported=True)
         published, times = self._publish_weights() if publish else (None, {"publish_s": 0.0, "probe_s": 0.0})

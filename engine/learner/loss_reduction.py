@@ -17,8 +17,8 @@ from asterism.policies.losses.policy_loss import LossOutput
 class MinibatchTotals(NamedTuple):
     """The totals of a minibatch over all ranks. Each total is at least 1."""
 
-    tokens: int  # tokens in the loss
-    sequences: int  # sequences with a token in the loss
+    tokens: int  # number of tokens in the loss
+    sequences: int  # number of sequences with a token in the loss
 
 
 class LossSums(NamedTuple):
@@ -33,7 +33,7 @@ class LossSums(NamedTuple):
 class OptimizerUpdate(NamedTuple):
     totals: MinibatchTotals
     sums: LossSums
-    grad_norm: float  # norm before clipping
+    grad_norm: float  # norm of the gradients before clipping
 
 
 def reduce_outputs(outputs: Sequence[LossOutput], ranks: RankGroup) -> LossSums:

@@ -55,9 +55,9 @@ from asterism.policies.losses.policy_loss import LossInput, LossOutput
 from asterism.policies.losses.policy_objective import PolicyObjective
 from asterism.policies.losses.token_scores import ScoredTokens, TokenScores
 
-OldLogprobs = list[Tensor] | None  # for each micro batch of a minibatch
+OldLogprobs = list[Tensor] | None  # log probabilities for each micro batch of a minibatch
 Distribution = Callable[[Sequence[tuple[Sequence[Source], RankShares]]], Sequence[Sequence[Source]]]
-ObjectiveFunction = Callable[[LossInput, Tensor | None], LossOutput]  # Tensor: the reference's log probabilities
+ObjectiveFunction = Callable[[LossInput, Tensor | None], LossOutput]  # the Tensor has the reference's logprobs
 
 
 class Trainer:

@@ -13,7 +13,7 @@ from asterism.engine.model.rope_scaling import ROPE_TYPES, read_rope
 class Architecture(NamedTuple):
     """The options of one `model_type` of transformers."""
 
-    class_name: str  # class of transformers
+    class_name: str  # name of the class in transformers
     has_qkv_bias: bool = False
     has_qk_norm: bool = False  # RMSNorm of each head's query and key
     has_experts: bool = False

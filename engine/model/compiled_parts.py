@@ -59,6 +59,6 @@ def compile_head_kernels() -> HeadKernels:
 
 
 def _raise_limit() -> None:
-    from torch._dynamo import config  # slow to import
+    from torch._dynamo import config  # a slow import
 
     config.recompile_limit = _MAX_COMPILATIONS

@@ -114,7 +114,7 @@ class _GroupedLinear(Function):
         x_SI, ends_X, *weights_OI = ctx.saved_tensors
         gradient_SO: Tensor = gradients[0].contiguous()
         x_gradient = multiply_grouped(gradient_SO, _stack_as(x_SI, weights_OI), ends_X)
-        if not ctx.needs_input_grad[2]:  # frozen experts, with adapters of attention
+        if not ctx.needs_input_grad[2]:  # the experts are frozen: only attention has adapters
             return x_gradient, None, *(None for _ in weights_OI)
         gradients_XOI = _multiply_transposed(gradient_SO, x_SI, ends_X)
         # This converts all gradients at once; autograd would convert them one by one.
@@ -186,4 +186,4 @@ def compute_expert_load(counts_LX: Tensor) -> ExpertLoad:
     counts = counts_LX.double()
     ratios_L = counts.amax(1) / counts.mean(1).clamp(min=1e-9)
     found = torch.stack([ratios_L.mean(), ratios_L.max(), (counts_LX == 0).double().mean()])
-    return ExpertLoad(*found.tolist())  # one synchronization with a GPU
+    return ExpertLoad(*found.tolist())  # synchronizes with a GPU only once

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 try:
     from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # torch 2.9
+except ImportError:  # torch 2.9 has no such function
     varlen_attn = None
 
 _VARLEN_DTYPES = (torch.bfloat16, torch.float16)  # dtypes of the flash kernels

@@ -17,9 +17,9 @@ PASSES = 3  # the backward pass has two products for each product of the forward
 class ForwardFlops(NamedTuple):
     """The floating-point operations of a forward pass."""
 
-    per_token: float  # products of the layers
-    per_scored_token: float  # the product with the output matrix
-    per_pair: float  # attention between two tokens
+    per_token: float  # operations of the products in the layers
+    per_scored_token: float  # operations of the product with the output matrix
+    per_pair: float  # operations of attention between two tokens
 
     @property
     def attention_tokens(self) -> float:

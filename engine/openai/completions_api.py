@@ -17,7 +17,7 @@ from asterism.engine.http.errors import InvalidResponse, ServerStatusError, pars
 from asterism.policies.dialogue.chat_format import TextTokenizer
 
 COMPLETIONS_PATH = "/v1/completions"
-_MAX_STOP_TEXTS = 4  # OpenAI's limit
+_MAX_STOP_TEXTS = 4  # OpenAI's limit of stop texts per request
 _SAMPLING_KEYS = ("temperature", "top_p")  # OpenAI's keys; other keys are extensions
 _TOKEN_ID_PREFIX = "token_id:"
 
@@ -40,7 +40,7 @@ def build_body(
         "prompt": ids if form.sends_ids else tokenizer.decode(ids),
         "max_tokens": request.max_new_tokens,
         **{key: sampling.pop(key) for key in _SAMPLING_KEYS},
-        "seed": request.seed % 2**31,  # the range that all servers accept
+        "seed": request.seed % 2**31,  # all servers accept this range
         "stream": True,
     }
     if form.sends_ids or form.has_extensions:
@@ -128,7 +128,7 @@ class CompletionChunk(msgspec.Struct, frozen=True):
 
 class ServedModel(msgspec.Struct, frozen=True):
     id: str
-    max_model_len: int | None = None  # sent by vLLM and SGLang
+    max_model_len: int | None = None  # only vLLM and SGLang send this limit
 
 
 class ServedModels(msgspec.Struct, frozen=True):
@@ -169,10 +169,10 @@ class CompletionOutput:
         self._stops, self._max_tokens = tuple(request.stop_token_ids), request.max_new_tokens
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self.token_ids: list[int] = []
-        self._logprobs: list[float] = []  # NaN where the server gives none
+        self._logprobs: list[float] = []  # NaN where the server sends no logprob
         self.finish: Literal["stop", "length"] | None = None
-        self.is_overrun = False  # the server has sent tokens after a stop token or over the limit
-        self.has_server_ended = False  # the server has sent a finish reason
+        self.is_overrun = False  # whether the server has sent tokens after a stop token or over the limit
+        self.has_server_ended = False  # whether the server has sent a finish reason
 
     def add_chunk(self, chunk: CompletionChunk) -> list[int]:
         """Return the new tokens, without tokens after a stop token or over the limit. Raises EngineFailure."""

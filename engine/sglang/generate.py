@@ -138,7 +138,7 @@ async def end_requests(client: SGLangClient, all_pending: Iterable[PendingGenera
         if pending.stream is not None and not pending.waiting_to_send:
             pending.must_repeat = True
             streams.add(pending.stream)
-            if pending.rid is None:  # possibly not sent; has no tokens
+            if pending.rid is None:  # the request has no tokens; it can be unsent
                 pending.stream.cancel()
     deadline = asyncio.get_running_loop().time() + ABORT_TIMEOUT_S
     while streams and asyncio.get_running_loop().time() < deadline:

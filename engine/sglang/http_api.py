@@ -34,11 +34,11 @@ class SamplingParams(msgspec.Struct, frozen=True):
     max_new_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = -1  # -1: all tokens
+    top_k: int = -1  # -1 to sample from all tokens
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False  # True also ignores stop_token_ids
     sampling_seed: int | None = None  # signed 64-bit integer; used only with --enable-deterministic-inference
-    stream_interval: int | None = None  # tokens per response of a stream
+    stream_interval: int | None = None  # number of new tokens per response of a stream
     min_p: float = 0.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -76,7 +76,7 @@ class FinishedByStop(msgspec.Struct, frozen=True, tag_field="type", tag="stop"):
 
 class FinishedByAbort(msgspec.Struct, frozen=True, tag_field="type", tag="abort"):
     message: str = ""
-    status_code: int | None = None  # None: aborted on request
+    status_code: int | None = None  # None if the abort was requested
 
 
 FinishReason = FinishedByLength | FinishedByStop | FinishedByAbort
@@ -92,11 +92,11 @@ class MetaInfo(msgspec.Struct, frozen=True):
     """Metadata of a response. Fields are UNSET only if the request was aborted before it started."""
 
     id: str
-    completion_tokens: int  # tokens generated so far
+    completion_tokens: int  # number of tokens generated so far
     weight_version: str
     # (logprob, token id, text) of `output_ids`: of all tokens so far, or of the new ones.
     output_token_logprobs: list[tuple[float | None, int, str | None]]
-    finish_reason: FinishReason | None = None  # None: the request is running
+    finish_reason: FinishReason | None = None  # None while the request is running
     weight_versions: list[VersionSpan] = []  # versions of all tokens so far
     prompt_tokens: int | UnsetType = UNSET
     cached_tokens: int | UnsetType = UNSET
@@ -112,7 +112,7 @@ class GenerateResponse(msgspec.Struct, frozen=True):
 class ServerInfo(msgspec.Struct, frozen=True):
     version: str
     model_path: str
-    max_total_num_tokens: int  # KV tokens per rank
+    max_total_num_tokens: int  # number of KV tokens per rank
     max_req_input_len: int  # exclusive bound of the prompt's length
     context_length: int | None
     page_size: int

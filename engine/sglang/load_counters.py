@@ -139,7 +139,7 @@ class LoadPoller:
         while True:
             await self._needed.wait()
             if not self._counters.num_in_flight:
-                self._needed.clear()  # after one final poll
+                self._needed.clear()  # stops polling after one final poll
             try:
                 self._counters.record_rank_loads(await client.get_loads())
                 reachable = True

@@ -37,7 +37,7 @@ class AdapterBase(NamedTuple):
     slot: int  # number of the base's slot, in the folder of the adapters
     num_bytes: int
     digest: str
-    scale: float  # alpha / r
+    scale: float  # scale of the adapters: alpha / r
 
     def pack(self) -> bytes:
         record = _RECORD.pack(self.slot, self.num_bytes, bytes.fromhex(self.digest), self.scale)

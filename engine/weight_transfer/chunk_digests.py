@@ -62,7 +62,7 @@ class RunningDigests:
     def __init__(self, slot: memoryview, num_bytes: int, threads: int) -> None:
         self._slot, self._num_bytes, self._num_chunks = slot, num_bytes, count_digest_chunks(num_bytes)
         threads = min(threads, self._num_chunks)
-        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None  # None: digest in the writing thread
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None  # None: the writing thread digests
         self._next = 0  # number of the next chunk to digest
         self._futures: list[Future[None]] = []
 

@@ -34,10 +34,10 @@ from asterism.engine.weight_transfer.slot_file import (
 
 PROCESS_NAME = "weights"
 REPORT_S = 10.0  # interval of log lines, if the counts have changed
-_READERS = 4  # concurrent reads from the slots
+_READERS = 4  # number of concurrent reads from the slots
 _IO_THREADS = 4  # threads of ZeroMQ: each encrypts for a part of the connections
 _MAX_QUEUED_ANSWERS = 2 * WINDOW_CHUNKS  # limit per connection; doubled, because ZeroMQ's count lags by up to half
-_MAX_QUEUED_REQUESTS = 64  # limit per connection
+_MAX_QUEUED_REQUESTS = 64  # limit of queued requests per connection
 
 Socket = zmq.Socket[bytes]
 
@@ -47,10 +47,10 @@ class WeightServerCounts(msgspec.Struct):
 
     chunks: int = 0
     bytes: int = 0
-    absent: int = 0  # requests for weights that no slot holds
-    malformed: int = 0  # malformed requests
+    absent: int = 0  # number of requests for weights that no slot holds
+    malformed: int = 0  # number of malformed requests
     unanswered: int = 0  # answers to nodes that had disconnected or did not receive them
-    refused: int = 0  # connections without the cluster key
+    refused: int = 0  # number of connections without the cluster key
 
 
 class WeightServer:

@@ -60,14 +60,14 @@ RowBlock = GatheredBlock | DenseBlock | PackedPrompts
 class AttentionPlan(NamedTuple):
     """The inputs of a block that are equal in all layers of a pass."""
 
-    mask_R1W: Tensor  # 0 and -inf; empty for packed prompts
+    mask_R1W: Tensor  # contains 0 and -inf; empty for packed prompts
     addresses: Tensor  # addresses at which a dense block stores the new tokens; empty for other blocks
 
 
 class CachedAttention(Protocol):
     """The interface of PagedAttention and of BlockTableAttention (kernels/block_table_attention.py)."""
 
-    max_pages: int  # pages of a block table
+    max_pages: int  # number of pages in a block table
 
     @property
     def reads_pages(self) -> bool:

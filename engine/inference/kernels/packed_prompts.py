@@ -16,7 +16,7 @@ from asterism.engine.inference.kernels.flash_varlen import FlashKernel, Queries
 from asterism.engine.inference.kv.kv_cache import KvCache
 from asterism.engine.inference.sequence import PrefillChunk
 
-NUM_ARRAYS = 3  # arrays of each group of prompts
+NUM_ARRAYS = 3  # number of arrays for each group of prompts
 
 
 class PackedPrompts(NamedTuple):

@@ -25,7 +25,7 @@ class PagePool:
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self.num_cached = 0  # pages that only idle sequences hold
+        self.num_cached = 0  # number of pages that only idle sequences hold
         self._free = list(range(num_pages - 1, -1, -1))
         self._shared: dict[int, _SharedPage] = {}  # pages that have had two holders; each other used page has one
         self._page_by_digest: dict[bytes, int] = {}

@@ -27,7 +27,7 @@ class SampleEntry(NamedTuple):
     trajectory_id: int
     group_id: int
     advantage: float
-    num_tokens: int  # T, including the prompt
+    num_tokens: int  # number of tokens (T), including the prompt
     num_loss_tokens: int
     token_id_range: tuple[int, int]  # lowest and highest token id; (0, 0) without tokens
 

@@ -24,7 +24,7 @@ _PREFIX = "base_model.model."  # prefix of all names in peft's files
 
 class SavedAdapters(NamedTuple):
     options: LoraOptions
-    shapes: Shapes  # by the names of asterism.engine.model.lora_linear.list_adapter_parameters
+    shapes: Shapes  # shapes by the names of asterism.engine.model.lora_linear.list_adapter_parameters
 
 
 def describe_adapters(model: nn.Module) -> SavedAdapters | None:

@@ -36,7 +36,7 @@ class ProbePrompts(msgspec.Struct, frozen=True):
     """Prompts for the comparison of engine and learner (asterism.engine.learner.weight_probe)."""
 
     chosen_at: int  # step of the batch from which the prompts come
-    prompts: tuple[bytes, ...]  # token ids
+    prompts: tuple[bytes, ...]  # token ids of each prompt
 
 
 class TrainerState(msgspec.Struct, frozen=True):

@@ -69,8 +69,8 @@ class SftSampler:
 
     def _restart(self) -> None:
         self._next_step = 0
-        self._num_drawn = 0  # drawn dialogues of all files
-        self._counts = [0] * len(self._num_sequences)  # drawn dialogues of each file
+        self._num_drawn = 0  # number of drawn dialogues of all files
+        self._counts = [0] * len(self._num_sequences)  # number of drawn dialogues of each file
         self._pending: tuple[int, int] | None = None  # dialogue for which the previous step had no room
 
     def _draw_step(self) -> list[tuple[int, int]]:

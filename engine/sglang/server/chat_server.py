@@ -32,12 +32,12 @@ _ERROR = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*|.*\ber
 
 
 class ChatServer(NamedTuple):
-    model: Path  # a transformers folder
+    model: Path  # transformers folder of the model
     name: str  # the model's name in requests
     host: str
     port: int
     device: str  # "cpu", "cuda" or "auto"
-    tool_call_parser: str  # empty: no parser
+    tool_call_parser: str  # name of a parser; empty: no parser
     reasoning_parser: str
     sglang: SGLangConfig
     arguments: Sequence[str]  # the last arguments of the command line

@@ -23,7 +23,7 @@ class ServerRequirements(NamedTuple):
     engine: EngineConfig
     sglang: SGLangConfig
     model: Path  # the run's checkpoint
-    sequence_tokens: int  # tokens of the longest trajectory
+    sequence_tokens: int  # number of tokens of the longest trajectory
     lora: LoraOptions | None = None  # the adapters that the server receives
     serves_own_model: bool = False  # whether to keep the server's weights; `model` then has only the tokenizer
     sequence_keys: str = "dialogue.prompt_tokens + response_tokens"  # keys that add up to `sequence_tokens`

@@ -67,7 +67,7 @@ def build_environment(engine: EngineConfig, sglang: SGLangConfig, scratch: Path)
     return {
         "OMP_NUM_THREADS": str(engine.threads),
         "PYTHONUNBUFFERED": "1",
-        "PYTHONSAFEPATH": "1",  # do not import from the working directory
+        "PYTHONSAFEPATH": "1",  # prevents imports from the working directory
         # A server with another value waits a minute after its scheduler died.
         "SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS": "0",
         "TMPDIR": str(scratch),
@@ -90,7 +90,7 @@ def list_lora_flags(lora: LoraOptions) -> tuple[str, ...]:
 def _build_cache_arguments(engine: EngineConfig, sglang: SGLangConfig) -> tuple[str, str]:
     if engine.kv_tokens == 0:
         return "--mem-fraction-static", str(sglang.memory_share)
-    tokens = engine.kv_tokens // sglang.data_parallel  # tokens per model replica
+    tokens = engine.kv_tokens // sglang.data_parallel  # KV tokens of each model replica
     return "--max-total-tokens", str(tokens // engine.page_tokens * engine.page_tokens)
 
 
