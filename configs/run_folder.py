@@ -1,4 +1,4 @@
-"""Names the paths of a run's files; only this module names paths below `runs/NAME/`."""
+"""Names the paths of a run's files. No other module names paths below `runs/NAME/`."""
 
 import hashlib
 import os

@@ -19,7 +19,7 @@ class EngineFailure(Exception):
 
 
 class RequestRefused(EngineFailure):
-    """The engine can never serve the request: a token id outside the vocabulary, a sequence beyond the capacity."""
+    """The engine can never serve the request, such as a token id outside the vocabulary or a too long sequence."""
 
 
 class WeightsRefused(EngineFailure):

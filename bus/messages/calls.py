@@ -140,7 +140,7 @@ class RewardInput(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AnswerSubmitted(Message, frozen=True):
-    """rollout -> executor: grade the final answer; with reward functions, also a trajectory without an answer."""
+    """rollout -> executor: grade the final answer. Reward functions also grade a trajectory without an answer."""
 
     trajectory_id: int
     answer: str

@@ -83,7 +83,7 @@ class TrainingSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepCounts(msgspec.Struct, frozen=True):
-    """Sums over the groups that a step started or carried over, including rejected groups, until its end.
+    """Sums until a step's end, over the groups that it started or carried over, including rejected groups.
 
     LengthsMeasured contains the groups that are aborted at the end of the step.
     """

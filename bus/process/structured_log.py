@@ -50,7 +50,7 @@ class LogFile:
 def configure_logging(
     folder: RunFolder, process: str, level: str = "info", on_disk_error: DiskErrorHandler | None = None
 ) -> None:
-    """Log to the process's file. A write error calls `on_disk_error`; by default the process exits."""
+    """Log to the process's file. A write error calls `on_disk_error`, which exits by default."""
     folder.logs.mkdir(parents=True, exist_ok=True)
     file = (folder.logs / f"{process}.jsonl").open("ab", buffering=0)
     stream = LogFile(file, on_disk_error or partial(exit_now, folder, process))

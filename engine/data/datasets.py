@@ -170,7 +170,7 @@ def make_training_report(max_bad_rows: int) -> QuestionReport:
 def read_problems(
     path: Path, report: QuestionReport | None = None, max_rows: int | None = None, layout: RowLayout = PLAIN_ROWS
 ) -> Iterator[DatasetProblem]:
-    """Yield the problems of the file or folder, without repeated problems. Test questions keep repeated problems.
+    """Yield the problems of the file or folder. Repeated problems are dropped, except among test questions.
 
     Raises the first row's DatasetError if all rows are unusable, and UnusableInput above the limit of bad rows.
     """

@@ -86,7 +86,7 @@ class DialogueMessage(NamedTuple):
         """Return the text of an assistant's turn, beginning with the prefill of the rollouts.
 
         Reasoning in a separate field or in <think> gets the tag of the prefill; without reasoning, the closing tag
-        follows at once. Raises DatasetError for a content that cannot follow the prefill.
+        follows the prefill. Raises DatasetError for a content that cannot follow the prefill.
         """
         content, reasoning = self.get_text(), self._find_reasoning()
         opening = _OPENING_TAG.fullmatch(prefill)

@@ -18,7 +18,7 @@ class EventTooLong(ValueError):
 
 
 class ServerSentEvent(NamedTuple):
-    """`data`: the `data` fields, joined by line feeds; not decoded, because JSON decoders read bytes."""
+    """An event. `data`: the bytes of its `data` fields, joined by line feeds, for a JSON decoder."""
 
     kind: bytes  # value of the field `event`; empty without this field
     data: bytes

@@ -17,7 +17,7 @@ _LOGIT_BYTES = 4  # bytes of a float32
 
 
 def pad_to_bucket(count: int, min_step: int) -> int:
-    """Return the next graph size: multiples of `min_step`; from 8 * `min_step` on, four sizes per doubling."""
+    """Return the next graph size. Sizes are multiples of `min_step`; from 8 * `min_step` on, four per doubling."""
     step = max(min_step, (1 << (count - 1).bit_length()) // 8)
     return -(-count // step) * step
 

@@ -1,4 +1,4 @@
-"""The running sequences, each in a row, with their positions and pages; without tensors.
+"""The running sequences, each in a row, with their positions and pages. This module uses no tensors.
 
 A step is launched before its tokens are known. The table shows the states of a step that reads tokens at positions p; u
 is 1 if the previous step's tokens are unknown, v is 1 if the next step is launched (both 0 without overlapping steps):

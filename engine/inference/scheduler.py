@@ -1,4 +1,4 @@
-"""Decides which sequences of the embedded engine prefill, run, wait, and keep their cached tokens; without tensors.
+"""Decides, without tensors, which sequences of the embedded engine prefill, run, wait, and keep cached tokens.
 
 A request waits until its tokens have pages. Then the engine prefills its tokens, first come, first served; a step
 prefills at most `prefill_tokens` of all requests. Then the sequence runs in a row of the batch, one token per step.
@@ -190,7 +190,7 @@ class Scheduler:
     # ------------------------------------------------------------ many steps at once
 
     def count_steps_ahead(self) -> int:
-        """Return the steps until a sequence reaches its last token or lacks pages; at least 1."""
+        """Return the number of steps, at least 1, until a sequence reaches its last token or lacks pages."""
         longest = self.batch.count_steps_to_limit()
         available, count_missing = self.kv_manager.num_available, self.batch.count_missing_pages
         if count_missing(longest) <= available:

@@ -127,7 +127,7 @@ class RankGroup(NamedTuple):
 
 
 def read_rank() -> tuple[int, int]:
-    """Read the rank of this process and the number of ranks from torchrun's environment; without it, (0, 1)."""
+    """Read the rank of this process and the number of ranks from torchrun's environment, or return (0, 1)."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 

@@ -81,7 +81,7 @@ class LearnerRank:
     def start(
         self, resume_step: int | None, report: SftProgressCallback, journaled_steps: Sequence[int] = ()
     ) -> TrainStepResult:
-        """Resume from `resume_step`, by default from the newest checkpoint; without a checkpoint, start training.
+        """Resume from `resume_step` or from the newest checkpoint, or start training if there is no checkpoint.
 
         If the journal has batches of later steps, the rank publishes only the weights of the last of these steps.
         Raises UnusableInput for an unusable checkpoint, tokenizer or data file, and OSError for disk errors.

@@ -1,4 +1,4 @@
-"""A table of the supported architectures with their differences, and the checks of a config.json; without torch.
+"""A table of the supported architectures and their differences, and checks of a config.json, without torch.
 
 All are decoder-only transformers with RMSNorm, rotary embedding, grouped-query attention and SwiGLU
 (engine/model/layers.py); some have experts (engine/model/experts.py). docs/models.md describes how to add more.

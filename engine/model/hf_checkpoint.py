@@ -33,7 +33,7 @@ def build_empty_model(folder: Path | str) -> CausalLM:
 
 
 def fill_parameters(parameters: Mapping[str, Tensor], folder: Path | str) -> None:
-    """Read the weights into the parameters, cast to their dtype; only this rank's rows of a sharded parameter.
+    """Read the weights into the parameters, in their dtype. A sharded parameter gets only this rank's rows.
 
     `parameters`: all parameters of the model of config.json. Needs BLOCK_BYTES of extra memory. Raises CheckpointError
     with the missing or invalid file, and if a tied model has an lm_head with other values than its embeddings.

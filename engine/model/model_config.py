@@ -1,4 +1,4 @@
-"""The sizes and options of a model and the shapes of its weights, from config.json; without torch."""
+"""Reads, without torch, the sizes and options of a model and the shapes of its weights from config.json."""
 
 from __future__ import annotations
 

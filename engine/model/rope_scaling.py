@@ -1,4 +1,4 @@
-"""The options of config.json that stretch a rotary embedding to longer contexts; without torch.
+"""The options of config.json that stretch a rotary embedding to longer contexts. Does not import torch.
 
 The field `rope_type` selects the struct. engine/model/rope.py computes the frequencies.
 """

@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 
 from asterism.engine.prefix_tracker import RecentDict
 
-MAX_IMBALANCE = 8  # requests in flight on a prompt's rank above those on the least busy rank
+MAX_IMBALANCE = 8  # limit of requests in flight on a prompt's rank minus those on the least busy rank
 
 
 class DataParallelRouter:
     """Assigns a data-parallel rank to each sequence; a sequence stays on the rank of its first request.
 
-    All sequences of one prompt use the same rank. If this rank has more than MAX_IMBALANCE requests
-    above the least busy rank, the next sequence uses the least busy one.
+    All sequences of one prompt use the same rank. If this rank has more than MAX_IMBALANCE more requests than the least
+    busy rank, the next sequence uses the least busy rank.
     """
 
     def __init__(self, num_ranks: int) -> None:

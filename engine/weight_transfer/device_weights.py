@@ -45,7 +45,7 @@ class DeviceRecord(msgspec.Struct, frozen=True):
 
 
 def compute_checksum(body: Tensor) -> int:
-    """Return a checksum of uint8 [num_bytes], a multiple of 8, computed on its device."""
+    """Return a checksum of uint8 [num_bytes], computed on its device. The size is a multiple of 8."""
     sums = [values.sum() for values in body.view(torch.int64).split(_CHECKSUM_VALUES)]
     total = 0
     for part in torch.stack(sums).tolist():

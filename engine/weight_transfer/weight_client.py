@@ -65,7 +65,7 @@ class WeightsFetcher:
         *,
         has_base: bool = False,
     ) -> None:
-        """`folder`: this node's generators share it, and the learner does not write to it. host and port: the server's.
+        """`folder`: this node's generators share it, and the learner does not write to it. host, port: of the server.
 
         `has_base`: adapters are published; their base is fetched too, if this node does not have it.
         """
@@ -106,7 +106,7 @@ class WeightsFetcher:
         slot = get_slot_path(self._folder, number)
         with _locked(slot.with_suffix(".lock"), stop):
             if not stop.is_set() and not has_weights(slot, published):
-                slot.unlink(missing_ok=True)  # free the memory of a version that the learner has overwritten, too
+                slot.unlink(missing_ok=True)  # free the memory of an older version, which the learner has overwritten
                 self._download(published, slot, number, stop)
         return slot
 

@@ -22,7 +22,7 @@ def compute_plan_metrics(
 ) -> dict[str, float]:
     """Compute metrics of the micro batches of all ranks; empty without minibatches.
 
-    fill       tokens over micro batches times `micro_batch_tokens`; above 1 with longer sequences
+    fill       tokens, over micro batches times `micro_batch_tokens`; above 1 with longer sequences
     imbalance  share of time in which ranks wait for the slowest rank of each round, by the costs of packing.py
     """
     tokens, num_micro_batches, mean_cost, longest_cost = 0, 0, 0.0, 0.0
@@ -45,7 +45,7 @@ def _sum_costs(lengths: Sequence[int], attention_tokens: float) -> float:
 def compute_speed_metrics(
     sequences: Sequence[SequenceSource], flops: ForwardFlops, train_s: float, num_ranks: int, peak_tflops: float
 ) -> dict[str, float]:
-    """Compute tokens per second of all ranks, prompts included; with `peak_tflops` also the MFU."""
+    """Compute the tokens per second of all ranks, including prompts, and the MFU if `peak_tflops` is set."""
     trained = [each for each in sequences if each.num_loss_tokens]
     lengths = [each.num_tokens - 1 for each in trained]
     speed = {"trained_tokens_per_s": sum(lengths) / train_s}
@@ -61,7 +61,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def measure_peak_memory(device: torch.device) -> dict[str, float]:
-    """Return peak GiB: tensors on the GPU since the reset, or resident main memory since the process started."""
+    """Return peak GiB of GPU tensors since the reset, or of resident main memory since the process started."""
     if device.type == "cuda":
         return {"peak_memory_gib": torch.cuda.max_memory_allocated(device) / GIB}
     return {"peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT / GIB}

@@ -124,7 +124,7 @@ def _concatenate(parts: Sequence[NDArray[np.generic]], dtype: type[np.generic]) 
 def load_micro_batch(
     sequences: Sequence[SequenceSource], weights: Sequence[float], indices: Sequence[int], device: torch.device
 ) -> MicroBatch:
-    """Load these sequences of a minibatch; for a GPU into page-locked memory, to overlap the copy with GPU work."""
+    """Load these sequences. For a GPU, page-locked memory lets the copy overlap GPU work."""
     batch = build_micro_batch([sequences[index].load() for index in indices], [weights[index] for index in indices])
     return map_tensors(batch, Tensor.pin_memory) if device.type == "cuda" else batch
 

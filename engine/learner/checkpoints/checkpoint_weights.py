@@ -1,7 +1,7 @@
 """The weights of a checkpoint for an export: from the state of training, or without it from the exported model.
 
-The state of training is in each checkpoint, in float32; the exported model is only in some (learner.checkpoints.export_every).
-Adapters are merged.
+Each checkpoint has the state of training, in float32. Only some checkpoints have an exported model
+(learner.checkpoints.export_every). Adapters are merged.
 """
 
 from collections.abc import Sequence

@@ -57,7 +57,7 @@ class SftSampler:
         return [self._get_index(*position) for position in self._draw_step()]
 
     def count_steps(self, epochs: float) -> int:
-        """Count the steps that contain `epochs` times the dialogues of all files; at least 1."""
+        """Count the steps, at least 1, that contain `epochs` times the dialogues of all files."""
         wanted = max(1, math.ceil(round(epochs * sum(self._num_sequences), 6)))  # 1.1 * 10 is a little more than 11
         if not self._size.tokens:
             return math.ceil(wanted / self._size.dialogues)

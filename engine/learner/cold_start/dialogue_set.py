@@ -88,7 +88,7 @@ class DialogueSet:
         return [self._get_dialogue(index) for index in self._sampler.get_batch(step)]
 
     def _get_dialogue(self, index: int) -> StoredDialogue:
-        """Return the dialogue at `index` in the dialogues of all files that are not held out."""
+        """Return the dialogue at `index` among the dialogues of all files that are not held out."""
         number = bisect_right(self._starts, index) - 1
         return StoredDialogue(self._files[number], int(self._trained[number][index - self._starts[number]]), number)
 

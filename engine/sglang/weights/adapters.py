@@ -71,7 +71,7 @@ class AdapterTransport:
         """Return the name of the adapter for later requests. The caller sends no request meanwhile.
 
         `end_requests`: ends all requests of the server. Raises WeightsRefused if requests can continue with the earlier
-        adapter, and another EngineFailure as WeightTransport.update.
+        adapter, and another EngineFailure as WeightTransport.update does.
         """
         payload = await asyncio.to_thread(self._read, weights)
         if payload.base.digest != self._held_base:

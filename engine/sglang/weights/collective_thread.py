@@ -1,4 +1,4 @@
-"""Runs rank 0 of the process group that transfers weights to a server; not torch's default group.
+"""Runs rank 0 of the process group that transfers weights to a server. It is not torch's default group.
 
 The group is built from torch's public parts. Its store prefixes match those of SGLang's
 init_custom_process_group and torch's _new_process_group_helper: the group's name, the name and a
