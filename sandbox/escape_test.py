@@ -56,7 +56,7 @@ ESCAPE_ATTEMPTS = tuple(
 
 
 async def run_escape_attempts(sandbox: Sandbox) -> list[EscapeFinding]:
-    """Run all attempts; the last finding is the state of a neighbour's notebook. Raises SandboxFailure."""
+    """Run all attempts. The last finding is whether a neighbour's notebook is intact. Raises SandboxFailure."""
     neighbour = len(ESCAPE_ATTEMPTS)
     await sandbox.run(CodeRequested(neighbour, 0, "jupyter_code", "value = 41", ""))
     calls = [

@@ -42,7 +42,7 @@ _BATCHING_REASON = "for requests made at the same time, then for room"
 
 
 class ArbiterStateSummary(msgspec.Struct, frozen=True):
-    """The part of the state that is fingerprinted after each event. Lists are by engine, in join order."""
+    """The part of the state that is fingerprinted after each event. Lists have one item per engine, in join order."""
 
     leased_pages: list[int]
     running: list[int]

@@ -17,7 +17,7 @@ from asterism.policies.dialogue.parse_turn import AssistantTurn, parse_assistant
 
 
 class DialogueRenderer(Protocol):
-    """A renderer of growing dialogues: `render_...` return the tokens after those of the record, up to the next turn.
+    """A renderer of growing dialogues: `render_...` return the tokens from the end of the record to the next turn.
 
     Texts of questions, results and users are untrusted: they never contain special tokens.
     """
@@ -45,11 +45,11 @@ class DialogueRenderer(Protocol):
         ...
 
     def parse_turn(self, token_ids: bytes, turn_start: int) -> AssistantTurn:
-        """Parse a turn. `token_ids`: int32 [T], up to the turn's last token; `turn_start`: position of its first."""
+        """Parse a turn. `token_ids`: int32 [T], up to the turn's last token; `turn_start`: its first position."""
         ...
 
     def decode_content(self, token_ids: bytes, turn_start: int) -> str:
-        """Return the text of the turn that a dialogue task reads."""
+        """Return the turn's text for a dialogue task."""
         ...
 
     def decode_response(self, record: TokenRecord) -> str:

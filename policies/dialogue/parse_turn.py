@@ -23,7 +23,7 @@ class MalformedCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A call that cannot be run. The model reads `error` as its result."""
 
     error: str
-    is_decoded: bool = True  # false without an object with name and arguments
+    is_decoded: bool = True  # false if the content is no object with a name and arguments
 
 
 class AssistantTurn(msgspec.Struct, frozen=True, array_like=True):

@@ -10,7 +10,7 @@ The format "rstar2_release" follows rStar2-Agent's public release; its RoC count
 
 In this format, streams keep their trailing line break; an empty stream has no line; an exception is one line
 on stderr, followed by its line of code; `reason:` is empty except for a timeout; each stream is cut
-at 1,000 characters, then the middle of the whole text beyond the limit. Malformed calls and calls
+at 1,000 characters, and then the middle of a text over the limit. Malformed calls and calls
 that cannot be run get a sentence instead. The format omits the release's last line,
 `execution time: 0.02s`, which would make runs irreproducible.
 """
@@ -47,8 +47,8 @@ def is_failure(outcome: CodeOutcome) -> bool:
 def contains_error(outcome: CodeOutcome | None, text: str, result_format: ResultFormat = "default") -> bool:
     """Return the release's criterion for a failed call: "error" in the result, in any case.
 
-    A malformed call has `outcome` None. The release's texts for timeouts and malformed calls lack the
-    word, so they count as successes; the default's texts contain it, and are excluded here.
+    A malformed call has `outcome` None. Timeouts and malformed calls count as successes, because the release's texts
+    for them lack the word. The default's texts contain the word; the function excludes them.
     """
     if "error" not in text.lower():
         return False

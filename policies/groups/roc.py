@@ -58,7 +58,7 @@ def compute_penalty(trajectory: TrajectoryFinished, roc: RocConfig) -> float:
 def compute_class_counts(positives: int, negatives: int, keep_count: int, roc: RocConfig) -> tuple[int, int]:
     """Return the numbers of positives and negatives to keep, in proportion to their shares of the group.
 
-    The minima are `roc.min_positives` and `roc.min_negatives`, or the available trajectories. If the
+    The minima are `roc.min_positives` and `roc.min_negatives`, or fewer if fewer are available. If the
     rounded negatives do not exceed their minimum, the positives get the rest; else the negatives get
     the rest of the rounded positives. Halves round to even.
     """

@@ -14,7 +14,7 @@ from asterism.policies.health.health_checks import HEALTH_CHECKS
 from asterism.policies.health.step_history import StepHistory
 
 _NOISE_FACTOR = 3.0  # least fall of the reward, as a multiple of its median change between two steps
-_NEWEST_STEPS = 2  # steps of the newest mean reward; a check takes more steps, and so reports later
+_NEWEST_STEPS = 2  # steps in the newest mean reward; checks average more steps, and so report later
 
 
 class RankedCause(NamedTuple):

@@ -111,6 +111,6 @@ def _subtract(values: Sequence[float], others: Sequence[float]) -> list[float]:
 
 
 def _divide_movements(engine: Sequence[float], learner: Sequence[float]) -> float:
-    """Return the least-squares factor of the learner's movement, which is not zero, in the engine's movement."""
+    """Return the least-squares factor from the learner's movement, which is not zero, to the engine's movement."""
     pairs = zip(engine, learner, strict=True)
     return math.fsum(of_engine * own for of_engine, own in pairs) / math.fsum(own * own for own in learner)

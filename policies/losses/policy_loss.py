@@ -20,9 +20,9 @@ class LossInput(NamedTuple):
     entropies_N: Tensor  # nats; with gradient if learner.loss.entropy_coef is positive
     sequences_N: Tensor  # int64 in [0, S): the sequence of each token
     num_sequences: int  # S
-    weights_N: Tensor  # float64: of each token in the configured mean (learner.loss.mean); they add up to 1
+    weights_N: Tensor  # float64: share of each token in the configured mean (learner.loss.mean); the sum is 1
     corrections_N: Tensor  # importance weight of each token (learner.loss.correction); ones without a correction
-    minibatch_tokens: int  # of all micro batches and ranks, at least 1
+    minibatch_tokens: int  # loss tokens of all micro batches and ranks, at least 1
     minibatch_sequences: int  # sequences with a loss token, of all micro batches and ranks, at least 1
     max_response_tokens: int  # dialogue.response_tokens
     clip_low: float

@@ -40,7 +40,7 @@ MIB = 1 << 20
 _MATH_VERIFY_MIB = 1024  # address space of math-verify and sympy without data
 _MAX_DATA_MIB = 128  # data of a comparison, beyond the grader's own memory
 _SHORT_S = 0.03  # CPU time of a short comparison; most comparisons need less
-_LOW_PRIORITY = 15  # nice value; gives a 28th of the CPU time of a process with 0
+_LOW_PRIORITY = 15  # nice value; a process with nice value 0 gets 28 times the CPU time
 _MAX_REQUESTS = 200  # requests per worker, because its caches grow
 _CHECK_S = 0.01  # interval of CPU time checks
 _CONNECTION_FD = 3  # connection to the grader, in a worker
@@ -288,7 +288,7 @@ def parse_math(text: str) -> list[Any]:
 
 class _MathVerify(NamedTuple):
     module: Any
-    extraction: Any  # reads the whole text as LaTeX: no number or box inside it, no number without its unit
+    extraction: Any  # reads the whole text as LaTeX; extracts no number or box from it and drops no unit
 
 
 @cache

@@ -28,7 +28,7 @@ _LONG_AFTER_ANSWERS = 2 * SLOTS_PER_SERVER
 _MODULE = "asterism.sandbox.inside.server.boot"
 _PING_INTERVAL_S = 10.0  # interval while calls are in flight
 _MAX_UNANSWERED_PINGS = 6  # unanswered pings after which the server is killed and replaced
-_PING_ID, _MEASURE_ID = 0, -1  # ids that no call has
+_PING_ID, _MEASURE_ID = 0, -1  # ids of frames that belong to no call
 _MEASURE_TIMEOUT_S = 1.0
 
 
@@ -102,7 +102,7 @@ class ForkServerClient:
             self._long_calls.discard(frame["id"])
 
     async def measure_notebooks(self) -> dict[int, int]:
-        """Return the memory in bytes by notebook; empty if the server does not answer. For one caller at a time."""
+        """Return the memory in bytes by notebook; empty if the server does not answer. Allows one caller at a time."""
         try:
             answer = await asyncio.wait_for(self.call({"op": "measure", "id": _MEASURE_ID}), _MEASURE_TIMEOUT_S)
         except (SandboxFailure, TimeoutError):

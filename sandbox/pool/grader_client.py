@@ -1,4 +1,4 @@
-"""Grades answers: some without math-verify in this process (asterism.sandbox.pool.answer_checks), others in the grader.
+"""Grades answers: easy ones here, without math-verify (asterism.sandbox.pool.answer_checks), others in the grader.
 
 The grader (sandbox/inside/grader.py) makes several comparisons at a time and limits each of them. If
 it exits or sends no frame for too long, its requests are sent to a new grader, once; after the
@@ -39,7 +39,7 @@ class _GradeRequest:
 
 
 class GraderClient:
-    """A client that starts the grader's process when an answer needs it, also after the process has ended."""
+    """A client that starts the grader's process when an answer needs it, again if the process has ended."""
 
     def __init__(self, host: Host, settings: ServerSettings, accept: Acceptance = "number") -> None:
         self._host = host

@@ -52,7 +52,7 @@ class ServerPool:
                 greetings = await _gather_all(*[server.start(self._settings) for server in servers])
                 if self._closing.is_set():
                     raise SandboxFailure(_CLOSING)
-            except BaseException:  # stop all servers: no other object refers to them
+            except BaseException:  # all servers are stopped, because no other object refers to them
                 await asyncio.gather(*[server.stop() for server in servers])
                 raise
             self._servers, self._started = servers, True
@@ -151,7 +151,7 @@ class ServerPool:
             return
 
     async def _start_unless_closing(self, server: ForkServerClient) -> None:
-        """Start a server, but cancel the start, which may wait for a container, on closing. Raises SandboxFailure."""
+        """Start a server. On closing, cancel the start, which can wait for a container. Raises SandboxFailure."""
         starting = asyncio.ensure_future(server.start(self._settings))
         closing = asyncio.ensure_future(self._closing.wait())
         await asyncio.wait((starting, closing), return_when=asyncio.FIRST_COMPLETED)

@@ -1,5 +1,5 @@
 """Checks one task: its rows and prompts, three plays of scripted turns, an answer for each row, its host process after
-them, and hollow answers."""
+the plays, and hollow answers."""
 
 import contextlib
 import statistics

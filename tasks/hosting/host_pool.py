@@ -93,7 +93,7 @@ class _Slot:
 class HostPool:
     """The host processes and instances of a task. The waiting callers and the live trajectories bound the pool's size.
 
-    `repeats_calls`: restored instances repeat their calls although the task is not replayable, to score them again.
+    `repeats_calls`: restored instances repeat their calls although the task is not replayable, for a second scoring.
     """
 
     def __init__(

@@ -68,7 +68,7 @@ class ConnectionGate:
         while True:
             try:
                 connection, _ = await loop.sock_accept(listener)
-            except OSError as error:  # out of descriptors, or closed by the peer before accept
+            except OSError as error:  # no free descriptor, or the peer disconnected before accept
                 self._logger.error("connection.not_accepted", cause=error.strerror)
                 await asyncio.sleep(_ACCEPT_RETRY_S)
                 continue

@@ -100,7 +100,7 @@ class DockerEngine:
     async def list_owned(self) -> list[OwnedContainer]:
         """Return all containers of Asterism's sandboxes, of any owner.
 
-        A restarted engine may list removed containers for good; a container without details does not exist.
+        A restarted engine can list removed containers forever; a container without details does not exist.
         """
         async with _as_sandbox_failure("list the containers"):
             containers = await self._docker.containers.list(all=True, filters={"label": [_OWNER_LABEL]})
@@ -169,7 +169,7 @@ async def _remove(container: DockerContainer) -> None:
                 return
             if delay_s is None or (error.status < 500 and error.status != 409):
                 raise
-            if error.status == 409:  # removal in progress: the container is listed until its end
+            if error.status == 409:  # removal in progress: the engine lists the container until the removal ends
                 await _wait_until_removed(container)
         await asyncio.sleep(delay_s)
 
@@ -184,7 +184,7 @@ async def _wait_until_removed(container: DockerContainer) -> None:
 
 @asynccontextmanager
 async def _as_sandbox_failure(action: str) -> AsyncGenerator[None]:
-    """Raises errors of the engine and of its connection as SandboxFailure."""
+    """Convert errors of the engine and of its connection into SandboxFailure."""
     try:
         yield
     except aiodocker.DockerError as error:

@@ -86,7 +86,7 @@ class ContainerHost:
         return [container for container in self._containers if container.alive]
 
     async def start(self) -> None:
-        self._closing = False  # `close` after a failed start has set it
+        self._closing = False  # True if `close` ran after a failed start
         probe = await asyncio.to_thread(probe_docker, os.environ)
         if probe.remedy:
             raise SandboxFailure(f"no Docker engine: {probe.description}. {probe.remedy}")
@@ -216,7 +216,7 @@ class ContainerHost:
             await self._engine.remove(lost.id)
         except SandboxFailure as error:  # the next start removes the container by its label
             self._logger.error("container.not_removed", id=lost.id[:12], cause=str(error))
-        self._containers.remove(lost)  # after the removal, so that `close` repeats a cancelled one
+        self._containers.remove(lost)  # only now, so that `close` repeats a cancelled removal
         while not self._closing:
             try:
                 await self._start_container(self._engine)

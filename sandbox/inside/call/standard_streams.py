@@ -90,7 +90,7 @@ class NotebookStreams:
 
 
 def _is_usable(stream: TextIO) -> bool:
-    """Return whether the stream is open, attached and has no output that it cannot write."""
+    """Return whether the stream is open and attached, and can write its pending output."""
     try:
         if stream.closed:
             return False

@@ -1,6 +1,6 @@
 """The system calls that executed code may use: one list for the seccomp filters of both backends.
 
-Every other call is refused, so that a newer kernel adds none. The list lacks calls that neither
+Every other call is refused, so that a newer kernel allows no new call. The list lacks calls that neither
 Python nor common libraries need, and calls that let a process
 
     hold memory that no limit counts     memfd_create, vmsplice, System V and POSIX queues, io_setup

@@ -76,7 +76,7 @@ def _recover_from_change_of_user() -> None:
 
 
 def _unshare_all(users: OfferedUsers | None) -> bool:
-    """Enter new namespaces. Return whether the executor has mapped the users; this process then has the first."""
+    """Enter new namespaces. If the executor has mapped the users, become the first user and return True."""
     user, group = os.geteuid(), os.getegid()
     syscalls.unshare(
         syscalls.CLONE_NEWUSER
@@ -160,7 +160,7 @@ def mount_scratch(options: str, mounts_in_tmp: Sequence[str]) -> None:
     for folder in mounts_in_tmp:
         _bind_mount(folder, tmp + folder.removeprefix(OWN_TMP))
     _bind_mount(tmp, OWN_TMP)
-    _bind_mount(own, SCRATCH)  # covers the folder that contains both
+    _bind_mount(own, SCRATCH)  # the mount covers the folder that contains `own` and `tmp`
 
 
 def _bind_mount(source: str, target: str) -> None:

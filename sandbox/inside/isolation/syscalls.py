@@ -47,8 +47,8 @@ def unshare(flags: int) -> None:
 
 
 def is_single_threaded() -> bool:
-    """Return whether no other thread exists, in Python or outside. A filter may limit the check to Python's threads."""
-    if LIBC.unshare(CLONE_THREAD) == 0:  # no effect on a single-threaded process
+    """Return whether no other thread exists. Under a filter, the check may cover only Python's threads."""
+    if LIBC.unshare(CLONE_THREAD) == 0:  # succeeds, without effect, only in a single-threaded process
         return True
     return ctypes.get_errno() == errno.EPERM and len(sys._current_frames()) == 1  # pyright: ignore[reportPrivateUsage]
 
@@ -88,7 +88,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str |
 
 
 def set_mount_attributes(target: str, attributes: int, recursive: bool) -> None:
-    """Add attributes and keep the others: a user namespace may not clear all. Needs Linux 5.12."""
+    """Add attributes and keep the present ones: a user namespace cannot clear every attribute. Needs Linux 5.12."""
     values = (ctypes.c_uint64 * 4)(attributes, 0, 0, 0)
     flags = _AT_RECURSIVE if recursive else 0
     done = _syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, target.encode(), flags, values, ctypes.sizeof(values))

@@ -1,11 +1,11 @@
 """Enforces the time and memory limits of calls that do not end immediately.
 
-    5 ms after a call's start     the fork server reads its pipes, so that it can write more than they hold
+    5 ms after a call's start     the fork server reads the call's pipes, so that the call can fill them again
     8, 15 or 25 ms of CPU time    the call becomes a long one: lower priority, and time slices
                                   (asterism.sandbox.inside.server.time_slices). CPU time of its children counts
     every 50 ms (or less)         the memory of all its processes is measured against the limit
     0.1 s after its answer        a program that has not exited is killed; its answer counts
-    at the time limit             the call is killed; if the machine gave it too little CPU time, it has failed
+    at the time limit             the call is killed; after too little CPU time, it counts as a failure of the machine
     10 ms after a cell's answer   all processes of the notebook stop until its next cell
 
 A call's clock starts with its code. The clock stops while the call waits for a CPU, up to

@@ -277,7 +277,7 @@ class NotebookProcesses:
         return child.start_report is not None and self._process_tree.kill_cell(child.pid, child.start_report)
 
     def find_checkpoint(self, child: CallProcess) -> int | None:
-        """Return the process that the report names as the state before the call; None if it is the first process."""
+        """Return the process that the report names as the state before the call; None for the first process."""
         if child.start_report is None or not child.start_report.checkpoint:
             return None
         report, pid = child.found_checkpoint

@@ -1,7 +1,7 @@
 """Answers fcntl(F_GETLK), with which a call queries locks of other processes.
 
-Library files are the same inodes in all calls. A read lock on a library file is allowed and conflicts with no
-other, but F_GETLK would show it: two calls could exchange bits. SQLite needs F_GETLK for its write-ahead logs
+Library files are the same inodes in all calls. A read lock on a library file is allowed and conflicts with no lock, but
+F_GETLK would show it: two calls could exchange bits. SQLite needs F_GETLK for its write-ahead logs
 and after crashes. The fork server's filter therefore passes F_GETLK to a separate process, which answers
 for files of the call's folder and refuses all other files. This process holds no data of any call and
 has the lowest priority.

@@ -48,7 +48,7 @@ def kill_orphans(processes: ProcessTree, known: set[int]) -> None:
 
 
 def _list_orphans(processes: ProcessTree, known: set[int], running: set[int]) -> set[int]:
-    """Return the children that are neither known nor of the user of a running call."""
+    """Return the children that are neither known nor owned by the user of a running call."""
     children = {*processes.list_children(os.getpid())} - known
     if os.getuid() != 0:
         return children

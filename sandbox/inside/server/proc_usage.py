@@ -12,7 +12,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _BUFFER_BYTES = {"socket": 212_992, "pipe": 65_536}  # the kernel's defaults, which a call cannot raise
 _CPUCLOCK_SCHED = 2  # kernel constant: with a pid, the id of a process's CPU clock
 _MAX_MEASUREMENT_S = 0.1  # CPU time for measuring the shared pages of one call
-_MAX_MAPS_BYTES = 256 << 10  # some 3000 mappings; with more, a process's shared pages count once per process
+_MAX_MAPS_BYTES = 256 << 10  # text of some 3000 mappings; with more, a process's shared pages count once per process
 
 
 class ProcessUsage:

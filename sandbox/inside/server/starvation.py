@@ -32,7 +32,7 @@ class ThreadTimes(NamedTuple):
 def compute_outside_wait_s(threads: Iterable[ThreadTimes], total_cpu_s: float) -> float:
     """Return the waits that the call's other threads did not cause: one thread may wait for another.
 
-    `total_cpu_s` is of the whole call. Concurrent waits of several threads add up, so the sum may exceed the clock.
+    `total_cpu_s` counts the whole call. Concurrent waits of several threads add up, so the sum may exceed the clock.
     """
     return sum(max(0.0, each.waited_s - max(0.0, total_cpu_s - each.cpu_s)) for each in threads)
 

@@ -75,7 +75,7 @@ class WarmProcesses:
         return (self._notebooks if notebook and self._notebooks else self._waiting).popleft()
 
     def remove_spare_notebooks(self, pause_s: float) -> list[CallProcess]:
-        """Remove all spare notebooks, for the caller to kill. None is forked for `pause_s`."""
+        """Remove all spare notebooks; the caller kills them. No new one is forked for `pause_s`."""
         self._fork_notebooks_at = time.monotonic() + pause_s
         removed = list(self._notebooks)
         self._notebooks.clear()
