@@ -54,7 +54,7 @@ def _run_evaluation(setup: EvaluationSetup, *, resume: bool, overwrite: bool, co
     run = served.run
     setup = setup._replace(run=run)
     provenance = compute_provenance(run, setup.weights, served.description)
-    resume = resume and folder.config.exists()  # without it, the evaluation was killed before it began
+    resume = resume and folder.config.exists()  # no configuration: the evaluation was killed before it began
     with claimed_run_folder(run, resume=resume, overwrite=overwrite) as folder:
         keep_provenance(folder, provenance)
         keep_task_descriptions(folder, descriptions)

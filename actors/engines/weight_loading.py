@@ -23,7 +23,7 @@ class WeightLoader:
     ) -> None:
         """`fetch` copies weights to this machine or raises WeightsRefused; None if the learner runs on this machine.
 
-        `timeout_s` limits a transfer with its load.
+        `timeout_s` limits the transfer plus the load.
         """
         self._engine, self._fetch, self._timeout_s, self._clock = engine, fetch, timeout_s, clock
         self._loaded_digest = ""

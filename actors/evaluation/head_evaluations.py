@@ -72,7 +72,7 @@ class EvaluationMetrics:
         await self._write(message)
 
     def _select_recorded(self, message: MetricsRecorded) -> dict[str, float]:
-        """Return the values to keep: the recorder lacks the answers of earlier launches of `asterism eval`."""
+        """Return the values to keep: in `asterism eval`, the recorder lacks the answers of earlier launches."""
         kept = ("version", "other_version_tokens") if self._run.evaluation.only else message.values
         return {key: message.values[key] for key in kept}
 

@@ -46,7 +46,7 @@ class HeartbeatWatch:
 
     async def wait_for_exit(self, process: asyncio.subprocess.Process) -> Hang | None:
         """Wait until the process has exited (None), or hangs."""
-        exit_wait = asyncio.ensure_future(process.wait())  # one wait for the loop: a process keeps cancelled waits
+        exit_wait = asyncio.ensure_future(process.wait())  # a single wait, because a process keeps cancelled waits
         try:
             return await self._wait_for_hang(exit_wait)
         finally:

@@ -1,6 +1,6 @@
 """The environment of torchrun, Slurm's srun or a Kubernetes indexed job has this node's rank in its cluster.
 
-If several apply, the innermost counts: torchrun may run under srun, and srun in a pod. A job with one task is not a
+Of several launchers, the innermost counts: torchrun can run under srun, srun in a pod. A job with one task is not a
 cluster: the task may be a shell (`srun --pty bash`, `salloc`), and the index may number a sweep.
 """
 

@@ -340,7 +340,7 @@ class Launcher:
 
 
 def describe_failure(report: FailureReported, folder: RunFolder) -> str:
-    """Describe the first failed trajectory of a kind: its cause, and the command and the file with more."""
+    """Describe the first failed trajectory of a kind: its cause, and the command and the file with details."""
     where = f"step {report.step}" if report.step else "evaluation"
     cause = report.cause.partition("\n")[0]
     return (

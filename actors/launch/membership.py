@@ -105,7 +105,7 @@ class ClusterMembership:
         kill_learner: Callable[[], Awaitable[None]],
         display: Display,
     ) -> None:
-        """`listeners` are the processes of node 0. `kill_learner` kills its learner, so that it is restarted."""
+        """`listeners`: the processes of node 0. `kill_learner` kills its learner, which is then restarted."""
         self._run = run
         self._folder = folder
         self._launch = launch

@@ -236,7 +236,7 @@ class ReplayedTrajectory(NamedTuple):
 def replay_trajectory(
     log: Path, rollout: Rollout, trajectory_id: int, tool_result: ResultOverride | None = None
 ) -> ReplayedTrajectory:
-    """Decide on the events up to the trajectory's end. `rollout` must be new. The latest one of this number counts.
+    """Decide on events up to the trajectory's end. `rollout` must be new. The latest trajectory of the number counts.
 
     Raises UnusableInput if the log lacks the trajectory, or if its events are decided in another
     way than in the run; a replay with another tool result is not compared with the run.

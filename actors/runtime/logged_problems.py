@@ -58,7 +58,7 @@ class LoggedProblems(Sequence[TokenizedProblem]):
         load_all: Callable[[], Sequence[TokenizedProblem]],
         may_grow: Callable[[], bool],
     ) -> None:
-        """`counts` are by task. `load_all` reads the data files. While the log `may_grow`, a lookup waits."""
+        """`counts`: by task. `load_all` reads the data files. While the log `may_grow`, a lookup waits."""
         self._log, self._purpose, self._count, self._seed = log, purpose, sum(counts), run.seed
         self._order = ProblemOrder(counts, [task.weight for task in run.resolved_tasks], run.seed)
         self._load_all, self._may_grow = load_all, may_grow

@@ -116,7 +116,7 @@ class DeliveryLedger:
         return len(complete)
 
     def _append(self, entry: Sent | Delivered | Replaced) -> None:
-        """Append the entry. Raises OSError on a full disk, also if it has space for a part of the entry."""
+        """Append the entry. Raises OSError on a full disk, also if the disk has space for a part of the entry."""
         assert self._file is not None
         line = msgspec.json.encode(entry) + b"\n"
         if self._file.write(line) < len(line):

@@ -80,7 +80,7 @@ class PlanInputs:
 
     @property
     def has_rl(self) -> bool:
-        """True if a step is one of RL; otherwise it is one of the cold start."""
+        """True if the planned step is an RL step; otherwise the step is one of the cold start."""
         return self.run.rl.steps > 0
 
     # ---------------------------------------------------------------- learner
@@ -139,7 +139,7 @@ class PlanInputs:
 
     @property
     def trained_tokens(self) -> float:
-        """Tokens per step of RL, prompts included; without RL the most tokens of a step of the cold start."""
+        """Tokens per step of RL, prompts included; without RL, the maximum per step of the cold start."""
         if self.has_rl:
             return self.trained_trajectories * self.mean_sequence_tokens
         sft = self.run.sft

@@ -113,7 +113,7 @@ def find_changes(inputs: PlanInputs, name: str, keys: Sequence[str]) -> list[Key
 
 
 def _try(inputs: PlanInputs, name: str, tried: Sequence[Mapping[str, Any]], short: Set[str]) -> KeyChange | None:
-    """Return the first valid change of `tried` with which all but `short` suffices."""
+    """Return the first valid change of `tried` after which all resources except `short` suffice."""
     for changes in tried:
         try:
             changed = inputs.change(changes)

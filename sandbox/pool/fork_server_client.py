@@ -38,7 +38,7 @@ class _InFlightCall(NamedTuple):
 
 
 class ForkServerClient:
-    """A client of one fork server. Each call ends once, with its answer or SandboxFailure. An exit calls `on_lost`."""
+    """A client of one fork server. Each call gets one answer or SandboxFailure. The server's exit calls `on_lost`."""
 
     def __init__(self, host: Host, on_lost: Callable[[ForkServerClient], None], failures: int = 0) -> None:
         self._on_lost = on_lost

@@ -320,7 +320,7 @@ def _find_problems(inputs: CheckInputs, played: _Played) -> list[CheckFinding]:
 
 
 def _merge_findings(of_plays: list[CheckFinding], of_rows: list[CheckFinding]) -> list[CheckFinding]:
-    """Merge findings; failures of the reward in the plays are among those of all rows."""
+    """Merge findings. If the rows have a problem, omit the findings of plays about the reward."""
     has_failures = any(finding.status == "problem" for finding in of_rows)
     kept = [finding for finding in of_plays if not (has_failures and finding.subject == "reward")]
     return [*kept, *of_rows]

@@ -109,7 +109,7 @@ def _find_first(keys: Keys) -> NDArray[np.int64]:
 
 
 def _pair_equal(keys: Keys, rows: NDArray[np.int64]) -> Iterator[Repeat]:
-    """Pair each row only with the first and the previous row of the same key: the number of all pairs is quadratic."""
+    """Pair each row only with the first and the previous row of the same key: all pairs would be too many."""
     order = rows[np.argsort(keys[rows], kind="stable")]
     if len(order) < 2:
         return

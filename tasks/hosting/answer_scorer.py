@@ -37,7 +37,7 @@ class AnswerScorer:
         self._has_instances = description.has_instances
 
     async def score(self, submission: AnswerSubmitted) -> AnswerScore:
-        """Score a trajectory. Raises SandboxFailure for the grader, HostFailure for a function or without any score."""
+        """Score a trajectory. Raises SandboxFailure for the grader, HostFailure if a function fails or none scores."""
         began_s = time.monotonic()
         rewards = dict(submission.rewards)
         components: dict[str, float] = {}

@@ -167,7 +167,7 @@ class _Stopped(BaseException):
 
 
 class Answers:
-    """Replaces the model's function. Equal calls return their answers in order; a call without an answer, Unknown."""
+    """Replaces the model's function. Equal calls return answers in order; a call without an answer returns Unknown."""
 
     def __init__(self, calls: list[Any], answers: list[Any]) -> None:
         self._known: dict[str, deque[list[Any]]] = {}

@@ -36,7 +36,7 @@ class BackgroundLoop:
         future = Future[Result]()  # a placeholder that ^C can cancel before the coroutine has its own future
 
         def interrupt(*_: object) -> None:
-            """Raise no exception with `on_interrupt`: it could end `run` before its wait, without the coroutine."""
+            """Raise nothing with `on_interrupt`: an exception could end `run` before the wait for the coroutine."""
             if on_interrupt is None:
                 future.cancel()
                 raise KeyboardInterrupt

@@ -66,5 +66,5 @@ class MessageReader:
 
 
 def clean_text(text: str) -> str:
-    """Replace the surrogates that stand for bytes that are no UTF-8."""
+    """Replace the surrogates, which stand for bytes that are not UTF-8."""
     return text.encode(errors="replace").decode()

@@ -166,7 +166,7 @@ class Talk:
         return end.ending
 
     def _keep(self, transcript: TranscriptFile) -> None:
-        """Save the conversation. A full disk does not end it."""
+        """Save the conversation. A full disk does not end the conversation."""
         try:
             transcript.save(self._build_row())
         except UnusableInput as error:

@@ -29,7 +29,7 @@ class TranscriptFile:
     """A file that gets a row for each conversation; the row of the current conversation is replaced as it grows."""
 
     def __init__(self, path: Path, option: str) -> None:
-        """Open and lock the file. `option` names it in messages. Raises UnusableInput if it cannot be written."""
+        """Open and lock the file. `option` names the file in messages. Raises UnusableInput if it is not writable."""
         self._option = f"{option} {path}"
         try:
             self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)

@@ -52,7 +52,7 @@ class OtherRewards(NamedTuple):
     tables = ("reward", "sandbox", "tasks")
 
     def locate_overrides(self, overrides: Sequence[str]) -> list[str]:
-        """Prefix overrides of [reward] with the task: they change its own table."""
+        """Prefix overrides of [reward] with the task, so that they change the task's own table."""
         own = f"tasks.{self.task}." if self.task else ""
         return [f"{own}{each}" if each.startswith("reward.") else each for each in overrides]
 

@@ -86,7 +86,7 @@ def _find_continued(run: RunConfig, chosen: RunStep) -> RunStep | None:
 
 
 def _describe_path(path: str, run: RunFolder) -> str:
-    """Return the path within the run's folder, or its last two parts: the others name folders of one machine."""
+    """Return the path within the run's folder, or its last two parts: earlier parts name folders of one machine."""
     full = run.expand_path(path)
     if full.resolve().is_relative_to(run.path.resolve()):
         return f"`{full.resolve().relative_to(run.path.resolve())}` of the run"
