@@ -257,7 +257,7 @@ class Generator:
         began, load_s, probed = self._clock(), 0.0, ()
         async with self._weights_lock:
             if self._is_asleep and self._sleep_request is not None and weights.version < self._sleep_request.version:
-                return  # this version is older than the sleep; only newer ones end it
+                return  # this version is older than the sleep; only newer versions end the sleep
             if self._is_asleep or self._loader.is_newer(weights):
                 try:
                     await self._loader.load(weights)

@@ -61,7 +61,7 @@ NO_POLICY_VERSION = -1
 async def run_head(
     incarnation: ProcessIncarnation, run: RunConfig, folder: RunFolder, step: int, open_bus: BusFactory
 ) -> None:
-    """Run arbiter, group buffer, recipe and recorder in one process, and the metrics file."""
+    """Run arbiter, group buffer, recipe, recorder and metrics file in one process."""
     deciders = build_live_head_deciders(run, folder)
     log = folder.events / f"{HEAD}.sqlite"
     cursor = find_cursor(log, step, run.rl.first_problem)

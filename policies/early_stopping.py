@@ -26,7 +26,7 @@ def describe_outcome(collected: StepCollected) -> StepOutcome:
 
 
 def compute_last_step(step: int, max_staleness: int) -> int:
-    """Return the run's last step if a rule holds after `step`: the steps before it can already be requested."""
+    """Return the run's last step if a rule holds after `step`: earlier steps can already be requested."""
     return step + 1 + max_staleness
 
 

@@ -1,4 +1,4 @@
-"""Runs programs that attempt forbidden actions in a sandbox, and reports the contained ones.
+"""Runs programs that attempt forbidden actions in a sandbox, and reports which ones it contains.
 
 `asterism sandbox doctor` runs them on the configured backend; tests/sandbox/hostile has many more programs.
 """

@@ -56,7 +56,7 @@ def migrate_file(file: Path, console: Console) -> None:
 
 
 def _print_table(heading: str, section: type[msgspec.Struct], table: object, console: Console) -> None:
-    """Print the table. None stands for an absent one."""
+    """Print the table. None stands for an absent table."""
     summary = (vars(section).get("__doc__") or "").partition("\n")[0]
     title = heading if table is not None else f"# absent: {heading}"
     console.print(f"\n[bold]{escape(title)}[/]" + (f"  # {escape(summary)}" if summary else ""), soft_wrap=True)

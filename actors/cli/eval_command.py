@@ -37,7 +37,7 @@ _PROGRESS_INTERVAL_S = 2.0
 
 
 def run_evaluation(options: EvalOptions, *, resume: bool, overwrite: bool, console: Console) -> int:
-    """Return 0, 1 after a lost process, a full disk or failures only, or 130 if interrupted. Raises UnusableInput."""
+    """Return 0; 1 after a lost process, a full disk or only failures; 130 if interrupted. Raises UnusableInput."""
     try:
         return _run_evaluation(build_evaluation_setup(options), resume=resume, overwrite=overwrite, console=console)
     except KeyboardInterrupt:

@@ -211,7 +211,7 @@ def _decode(rules: Rules, part: bytes) -> str:
 
 
 def drop_answers_after(path: Path, step: int) -> None:
-    """Remove the answers of weights after `step`, from which a run resumes; all answers if it starts again.
+    """Remove the answers of weights after `step`, from which a run resumes, or all answers if the run starts again.
 
     Raises UnusableInput for a damaged line.
     """

@@ -239,7 +239,7 @@ def _build_set(base: RunConfig, name: str, file: Path, options: EvalOptions) -> 
 
 
 def _list_known_sets(base: RunConfig, options: EvalOptions) -> Sequence[EvaluationSetConfig]:
-    """List the run's sets: [[evaluation.sets]], or for several answers per question data.test or tasks[].test."""
+    """List the run's sets: [[evaluation.sets]], or, with several answers per question, data.test or tasks[].test."""
     if base.evaluation.sets:
         return base.resolved_evaluation_sets
     if (options.samples or 1) == 1:

@@ -75,7 +75,7 @@ def delete_run(folder: RunFolder) -> None:
 
 
 def keep_task_descriptions(folder: RunFolder, descriptions: Mapping[str, TaskDescription]) -> None:
-    """Write the descriptions for the run's processes. Raises RunFolderError if a resumed run began with others."""
+    """Write the descriptions for the run's processes. Raises RunFolderError if a resumed run has changed one."""
     before = read_task_descriptions(folder) if folder.task_descriptions.exists() else {}
     if changed := [name for name, each in before.items() if descriptions.get(name) != each]:
         name = changed[0]

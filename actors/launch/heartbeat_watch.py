@@ -29,7 +29,7 @@ class HeartbeatWatch:
     def __init__(
         self, senders: Sequence[str], incarnation: int, settings: SupervisionConfig, folder: RunFolder
     ) -> None:
-        """Start the time until the first heartbeat. Needs a running event loop."""
+        """Start to wait for the first heartbeat. Needs a running event loop."""
         self._loop = asyncio.get_running_loop()
         self._incarnation = incarnation
         self._settings = settings

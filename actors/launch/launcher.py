@@ -1,8 +1,8 @@
 """The launcher starts a run's processes, supervises them, shows progress, and stops them in order.
 
 Consumes heartbeats (asterism.bus.process.heartbeat), Progress, HealthReported, RunFinished, and messages about
-executors; waits for the run's end, a process that fails too often (supervisor.py), or SIGINT. No process outlives it:
-children die with it, even after `kill -9`.
+executors; waits for the run's end, a process that fails too often (supervisor.py), or SIGINT. No process outlives the
+launcher: children die with it, even after `kill -9`.
 """
 
 from __future__ import annotations

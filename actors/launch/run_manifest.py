@@ -39,7 +39,7 @@ def write_first_manifest(folder: RunFolder) -> None:
 
 
 def write_run_manifest(folder: RunFolder, *, has_other_nodes: bool) -> None:
-    """Write the manifest after the processes of a launch have ended; not on a full disk.
+    """Write the manifest after the processes of a launch have ended, unless the disk is full.
 
     With `has_other_nodes` the logs are not listed: those nodes can still append to the logs.
     """

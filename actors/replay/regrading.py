@@ -52,7 +52,7 @@ class RegradedTrajectory(msgspec.Struct, frozen=True):
 def read_stored_trajectories(
     folder: RunFolder, on_missing_group: Callable[[], None], task: str = ""
 ) -> Iterator[StoredTrajectory]:
-    """Yield the trajectories of `task`, or of all tasks, in order of their ends; if a step ran twice, of both runs."""
+    """Yield the trajectories of `task`, or of all tasks, in order of their ends; a step that ran twice counts twice."""
     groups: dict[int, StartGroup] = {}
     for logged in merge_events(folder, EventFilter(kinds=_KINDS)):
         message = logged.envelope.message

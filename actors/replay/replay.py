@@ -66,7 +66,7 @@ class ReplayDifference(msgspec.Struct, frozen=True):
 class ReplayResult(msgspec.Struct, frozen=True):
     num_events: int
     difference: ReplayDifference | None
-    num_skipped: int = 0  # events of launches of which log.keep_steps has removed a part
+    num_skipped: int = 0  # events of launches that log.keep_steps has removed in part
 
     @property
     def identical(self) -> bool | None:
@@ -101,7 +101,7 @@ def find_log(folder: RunFolder, process: str) -> Path:
 
 
 def replay_process(process: str, path: Path, deciders: Mapping[str, Decider]) -> ReplayResult:
-    """Replay from the first launch of the run of which the log still has every event."""
+    """Replay from the first launch that is still complete in the log."""
     replay = LogReplay(process, path, deciders)
     replay.catch_up()
     return sum_results([replay])
@@ -156,7 +156,7 @@ class LogReplay:
 
 
 def find_first_complete_seq(path: Path) -> int:
-    """Return the first event of the first launch of which the log still has every event.
+    """Return the first event of the first launch that is still complete in the log.
 
     This is 1 if nothing was removed, and a number past the log's end if every launch lacks events.
     """
@@ -190,7 +190,7 @@ def replay_before(path: Path, deciders: Mapping[str, Decider], until: float) -> 
 def redecide_complete_launches(
     path: Path, deciders: Mapping[str, Decider], *, until: float | None = None
 ) -> Iterator[tuple[Event, DecidedEvent]]:
-    """Decide again, from the first launch of the run of which the log still has every event.
+    """Decide again, from the first launch that is still complete in the log.
 
     Raises UnusableLog if log.keep_steps has removed events of every launch.
     """

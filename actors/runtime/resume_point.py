@@ -76,7 +76,7 @@ def _check_first_checkpoint(folder: RunFolder) -> None:
 def find_resume_step(folder: RunFolder) -> int | None:
     """Return the newest step with both a checkpoint and a record in the log; None without a checkpoint to resume from.
 
-    A kill may leave a checkpoint without its log record or its metrics line; then the step before is chosen. The newest
+    A kill may leave a checkpoint without its log record or its metrics line; then an earlier step is chosen. The newest
     recorded step is chosen even without a metrics line if no earlier step has one.
     """
     recorded = {0, *_read_collected_steps(folder.events / f"{HEAD}.sqlite")}

@@ -21,7 +21,7 @@ from asterism.configs.errors import UnusableInput
 
 
 class Sent(msgspec.Struct, frozen=True, tag="sent", array_like=True):
-    """An entry that precedes the sending of a line. The line's number counts the `Sent` entries before."""
+    """An entry that precedes the sending of a line. The line's number counts the earlier `Sent` entries."""
 
     kind: str
     step: int

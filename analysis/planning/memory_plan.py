@@ -96,7 +96,7 @@ def compute_cached_token_bytes(inputs: PlanInputs) -> float:
 def compute_cache_tokens(inputs: PlanInputs) -> int | None:
     """Return the KV tokens of one copy of the model.
 
-    With engine.kv_tokens = 0, sglang.memory_share sets the number, or there is none without a GPU.
+    With engine.kv_tokens = 0, sglang.memory_share of the GPU sets the number; None without a GPU.
     """
     run, gpu = inputs.run, inputs.machines.gpu
     if run.engine.kv_tokens:

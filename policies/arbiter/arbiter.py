@@ -2,7 +2,7 @@
 
 Combines the ledger (asterism.policies.arbiter.kv_ledger) with a policy (asterism.policies.arbiter.policy). Consumes
 lease requests, pauses and releases, and joins, departures and load reports of engines. Produces
-grants, deferrals (both with a reason) and evictions. One decision grants at most
+grants and deferrals with a reason, and evictions. One decision grants at most
 `MAX_GRANTS_PER_DECISION` leases and continues with a message to itself, which bounds its time.
 """
 

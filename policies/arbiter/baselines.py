@@ -94,7 +94,7 @@ def choose_least_busy(ledger: Ledger, account: KvAccount, tokens: int) -> Engine
 
 
 def choose_most_free_kv(ledger: Ledger, account: KvAccount, tokens: int) -> EngineAccount | None:
-    """A trajectory stays on the engine of its first lease, which covers its worst case."""
+    """Keep a trajectory on the engine of its first lease, which covers the worst case."""
     engines = ledger.engines.values() if account.engine is None else (account.engine,)
     fitting = [
         engine

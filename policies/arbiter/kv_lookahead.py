@@ -39,7 +39,7 @@ _LEASE_QUANTILE = 0.9  # share of the turns that end within their first lease
 _MIN_LEASE_TOKENS = 64  # new tokens; a shorter lease costs more messages than it is worth
 _MAX_LEASE_TOKENS = 256  # new tokens; a longer lease reserves room that stays unused for long
 _MAX_SIBLINGS_PER_ENGINE = 4  # most members of a group on one engine while other engines also have room
-_PREEMPT_AFTER_S = 1.0  # wait of an older trajectory before a younger one loses its cache, seconds
+_PREEMPT_AFTER_S = 1.0  # seconds that an older trajectory waits before a younger one loses its cache
 _MAX_OVERTAKES = 65_536
 _PREEMPTION_REASON = "an older trajectory needs its pages"
 

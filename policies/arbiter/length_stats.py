@@ -19,7 +19,7 @@ _PRIOR_WEIGHT = 1.0  # total weight of the prior, which is uniform up to the lim
 _MIN_WEIGHT = 1e-12  # least weight of a bin, relative to the weight 1 of a new length: old lengths stay possible
 _MAX_TURN_HISTOGRAMS = 8  # later turns share the last histogram
 _MAX_GROUPS = 8192  # number of newest groups to keep
-_GROUP_PRIOR_MEMBERS = 2.0  # weight of the typical length in a group's mean, in members
+_GROUP_PRIOR_MEMBERS = 2.0  # weight of the typical length in a group's mean, as a number of members
 
 
 class LengthHistogram:
@@ -111,7 +111,7 @@ class LengthStats:
         return self.survival.survival_curve(tokens, self._compute_group_factor(group_id))
 
     def _compute_group_factor(self, group_id: int) -> float:
-        """Return the group's mean length over the typical length; the mean is shrunk towards the typical length."""
+        """Return the group's mean length, shrunk towards the typical length, divided by the typical length."""
         group = self._groups.get(group_id)
         if group is None:
             return 1.0

@@ -45,7 +45,7 @@ class Rebalancer:
         self._ends_in_s.pop(engine.name, None)
 
     def find_migration_target(self, source: str, tokens: int, remaining_tokens: float) -> str | None:
-        """Return the target whose migration lets the later of both engines end earlier; None without such a target."""
+        """Return the target of a migration after which the later of both engines ends earlier, or None."""
         source_end_s = self._ends_in_s.get(source, 0.0)
         if source_end_s <= 0.0 or len(self._ends_in_s) < 2:
             return None

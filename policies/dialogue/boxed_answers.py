@@ -2,7 +2,7 @@
 
 A box is `\\boxed` or `\\fbox`, optional blanks, and a group in braces. A number after blanks replaces the group, as in
 `\\boxed 5`, if a word or the end of the line, formula or text follows. Escaped braces (`\\{`, `\\}`) are part of the
-content and do not count. A number before other signs, as in `\\boxed 5 + 3`, is an unreadable box. Other uses of the
+content and no delimiters. A number before other signs, as in `\\boxed 5 + 3`, is an unreadable box. Other uses of the
 words are no box.
 """
 

@@ -21,7 +21,7 @@ from asterism.policies.tools.task_description import DEFAULT_SYSTEM
 OPENING_TAG = re.compile(r"\s*<(\w+)>\s*")  # a prefill that opens the reasoning
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
-# Follows the assignments of `_list_texts` and `_list_marks`. `-` removes all blanks between tags: every text is quoted.
+# Follows the assignments of `_list_texts` and `_list_marks`. `-` removes blanks between tags, so every text is quoted.
 _BODY = r"""
 {%- macro join(content) -%}
   {%- if content is string -%}{{ content }}

@@ -28,7 +28,7 @@ class MalformedCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class AssistantTurn(msgspec.Struct, frozen=True, array_like=True):
     calls: tuple[ToolCall | MalformedCall, ...]
-    answer: str | None  # content of the last box, preferably inside the answer tags; or as in DialogueFormat
+    answer: str | None  # content of the last box, preferably inside the answer tags; or other text (DialogueFormat)
     answer_opens: int
     answer_closes: int
     answer_spans: int  # number of complete answer blocks

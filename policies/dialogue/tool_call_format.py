@@ -20,7 +20,7 @@ class ToolCallFormat(NamedTuple):
     """A call is a block: an opening tag, the content, and a closing tag.
 
     The content may contain both tags, for example in a program. A turn may hold several blocks, and the last one may
-    lack its closing tag. A block with incomplete content is a malformed call: the model reads its error as the result.
+    lack its closing tag. A block with incomplete content is a malformed call: the model reads the error as the result.
     """
 
     name: str  # value of dialogue.tool_call_format

@@ -10,7 +10,7 @@ The format "rstar2_release" follows rStar2-Agent's public release; its RoC count
 
 In this format, streams keep their trailing line break; an empty stream has no line; an exception is one line
 on stderr, followed by its line of code; `reason:` is empty except for a timeout; each stream is cut
-at 1,000 characters, and then the middle of a text over the limit. Malformed calls and calls
+at 1,000 characters, and a whole text over the limit in its middle. Malformed calls and calls
 that cannot be run get a sentence instead. The format omits the release's last line,
 `execution time: 0.02s`, which would make runs irreproducible.
 """
@@ -88,7 +88,7 @@ def format_malformed_call(call: MalformedCall, limit: int, result_format: Result
 
 
 def format_call_not_run(reason: str, limit: int, result_format: ResultFormat = "default") -> str:
-    """Format the result of a valid call beyond the maximum of a turn; the release ignores such a call."""
+    """Format the result of a valid call beyond the maximum per turn; the release ignores such a call."""
     if result_format == "rstar2_release":
         return _truncate_release("\n".join(_format_release_failure(reason, Output())), limit)
     return _format_failure(reason, Output(), limit)

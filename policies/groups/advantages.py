@@ -10,7 +10,7 @@ from asterism.configs.schema.algorithm import RlConfig
 
 EPSILON = 1e-6  # keeps the advantages finite for almost equal rewards
 
-# A deterministic function of the rewards of a group: it runs in a decider, which replays repeat.
+# A deterministic function of a group's rewards, because it runs in a decider and replays repeat its decisions.
 AdvantageEstimator = Callable[[Sequence[float]], Sequence[float]]
 
 

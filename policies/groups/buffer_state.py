@@ -87,7 +87,7 @@ class GroupCollection(msgspec.Struct):
     staleness: StalenessCounts = StalenessCounts()
     is_complete: bool = False  # a complete step may wait for earlier steps
     first_group_id: int = -1  # first group of an evaluation
-    other_version_tokens: int = 0  # tokens of an evaluation from other weights than requested
+    other_version_tokens: int = 0  # number of the evaluation's tokens from other weights than requested
 
     @property
     def is_last(self) -> bool:

@@ -60,7 +60,7 @@ def compute_class_counts(positives: int, negatives: int, keep_count: int, roc: R
 
     The minima are `roc.min_positives` and `roc.min_negatives`, or fewer if fewer are available. If the
     rounded negatives do not exceed their minimum, the positives get the rest; else the negatives get
-    the rest of the rounded positives. Halves round to even.
+    what the rounded positives leave. Halves round to even.
     """
     size = positives + negatives
     num_positives, num_negatives = round(positives * keep_count / size), round(negatives * keep_count / size)

@@ -61,7 +61,7 @@ def _check_history(state: HealthState, health: HealthConfig, checks: Iterable[st
 
 
 def _format_message(found: Mapping[str, str], names: list[str], causes: list[RankedCause]) -> str:
-    """Format the problem. A single check without evidence of another cause shows numbers first, otherwise the cause."""
+    """Format the problem: numbers first for a single check without evidence of another cause, else the cause first."""
     first, *others = causes
     title = ", ".join(f"health.{name}" for name in names)
     numbers = "; ".join(found[name] for name in names)

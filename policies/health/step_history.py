@@ -83,7 +83,7 @@ class StepHistory(msgspec.Struct):
             self.first_step_reward = reward
 
     def find_reference_reward(self) -> float | None:
-        """Return the lower reward of the first step, before any update, and of the evaluation at the start."""
+        """Return the lower of two rewards before any update: of the first step, and of the evaluation at the start."""
         known = [each for each in (self.first_step_reward, self.start_reward) if each is not None]
         return min(known) if self.first_step_reward is not None else None
 

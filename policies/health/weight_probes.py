@@ -21,7 +21,7 @@ MIN_MOVEMENT = 1e-3  # least movement L to compare, a root mean square in nats
 MOVEMENT_FACTOR = 4.0  # least ratio of the movement L to the mismatch, to compare them
 # Limits of sum(E L) / sum(L L). Between the two limits, the comparison continues with the next version.
 UNMOVED_BELOW, MOVED_ABOVE = 0.25, 0.5
-MAX_MISMATCHES = 100  # mismatches to keep for the median, those of the first steps
+MAX_MISMATCHES = 100  # number of mismatches, from the first steps, to keep for the median
 
 
 class ProbeReference(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class WeightProbes(msgspec.Struct):
             self.mismatches.append(math.sqrt(2 * max(0.0, k3)))
 
     def compute_mismatch(self, health: HealthConfig) -> float:
-        """Return the median mismatch, or the mismatch at `health.mismatch_k3_nats` without a measured step."""
+        """Return the median mismatch; without a measured step, the mismatch at `health.mismatch_k3_nats`."""
         return statistics.median(self.mismatches) if self.mismatches else math.sqrt(2 * health.mismatch_k3_nats)
 
     def take_metrics(self, step: int, health: HealthConfig) -> dict[str, float]:

@@ -50,7 +50,7 @@ class ExecutorPlacement:
         return min(shares)[1] if shares else None
 
     def add_open_calls(self, executor: str, calls: int) -> None:
-        """Add `calls` to the executor's open calls; negative for answered calls."""
+        """Add `calls`, which is negative for answered calls, to the executor's open calls."""
         if calls:
             load = self.loads[executor]
             self.loads[executor] = replace(load, open_calls=load.open_calls + calls)

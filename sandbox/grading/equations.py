@@ -115,7 +115,7 @@ class _NotArithmeticError(Exception):
 
 
 def evaluate(text: str) -> Fraction | None:
-    """Return the exact value of a text of numbers, + - * / ^, fractions and brackets; None for any other text."""
+    """Return the exact value of an expression of numbers, + - * / ^, fractions and brackets; None for other texts."""
     if text.count("(") + text.count("{") > _MAX_BRACKETS:
         return None
     try:

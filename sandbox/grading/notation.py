@@ -44,7 +44,7 @@ def prepare_math(text: str) -> str:
 
 
 def prepare_number(text: str) -> str:
-    """Return the text with one notation of spaces, commas and fractions; digits keep the separators between them."""
+    """Return the text with uniform spaces, commas and fractions; separators between digits stay."""
     text = strip_frames(_LATEX_SPACE.sub(" ", replace_symbols(text)))
     text = re.sub(r"\\(?:left|right)\s*(?=[()\[\]|{}\\])|^\\(?:display|text)style(?![a-zA-Z])|(?<=,)\\!", "", text)
     text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text).replace("{,}", ",")

@@ -16,7 +16,7 @@ from asterism.sandbox.grading.units import NO_UNIT, PERCENT, Unit, parse_unit
 
 MAX_DIGITS = 4000  # digits of a number, and of the result of a power
 _MAX_STYLES = 3  # styles around a number
-_MIN_PERIODS = {1: 3}  # repetitions before an ellipsis of a block of one digit; longer blocks need two
+_MIN_PERIODS = {1: 3}  # repetitions of a one-digit block before an ellipsis; longer blocks need two
 
 _INTEGER = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[1-9][0-9]{0,2}(?: [0-9]{3})+|[0-9]+)(?![0-9])"
 _EXPONENT = r"(?:\{ ?[+-]?[0-9]+ ?\}|\([+-]?[0-9]+\)|[+-]?[0-9]+)"
@@ -37,7 +37,7 @@ class Number(NamedTuple):
     value: Fraction  # value times the factor of scale words; a percentage is not divided by 100
     unit: str = ""
     form: str = "integer"
-    num_decimals: int = 0  # decimals of a plain decimal number
+    num_decimals: int = 0  # number of decimals of a plain decimal number
     suffix: str = ""  # the base or the modulus
 
     @property
@@ -185,7 +185,7 @@ def read_number(text: str) -> Number | None:
 
 @lru_cache(maxsize=4096)
 def read_truth(text: str) -> Number | None:
-    """Return read_number(text), cached: the answers to one question have the same truth."""
+    """Return read_number(text) from a cache: all answers to one question have the same truth."""
     return read_number(text)
 
 

@@ -27,7 +27,7 @@ SECRET_VARIABLE = "ASTERISM_SECRET"  # authenticates a connection
 _ROOT = "/opt/asterism"
 _PACKAGES = f"{_ROOT}/packages"
 _PYTHON = os.path.realpath(sys.executable)
-# (memory in use, limit, statistics with the reclaimable page cache) of cgroup versions 2 and 1
+# files of cgroup versions 2 and 1: memory in use, limit, statistics with the reclaimable page cache
 _CGROUP = Path("/sys/fs/cgroup")
 _CGROUP_FILES = (
     ("memory.current", "memory.max", "memory.stat"),

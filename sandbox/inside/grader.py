@@ -1,7 +1,7 @@
 """The grader: compares answers with math-verify in processes that never run the model's code.
 
-`asterism.sandbox.pool.grader_client` starts the grader like a fork server, in the same namespaces. It imports
-math-verify once and forks workers, each of which makes one comparison at a time. No comparison
+`asterism.sandbox.pool.grader_client` starts the grader like a fork server, in the same namespaces. The grader
+imports math-verify once and forks workers, each of which makes one comparison at a time. No comparison
 waits for another one, and the grader's memory does not grow.
 
     executor -> grader   {"id", "answer", "truth"}
@@ -114,7 +114,7 @@ class _Worker:
         self.cpu_before_s = 0.0
         self.is_short = True
         self.received = b""
-        self.is_starved = False  # killed before it used its CPU time
+        self.is_starved = False  # whether the worker was killed before it used its CPU time
 
     def send(self, frame: Frame) -> None:
         """Send a comparison. Raises OSError if the worker has exited."""

@@ -109,7 +109,7 @@ def _are_equal_percentages(given: Number, expected: Number) -> bool:
 
 
 def _rounds(decimal: Number, exact: Number) -> bool:
-    """Return whether a decimal rounds a fraction. The decimal needs four decimals and four significant digits."""
+    """Return whether a decimal rounds a fraction. The decimal needs four places and four significant digits."""
     digits = abs(decimal.value.numerator) * 10**decimal.num_decimals // decimal.value.denominator
     if decimal.num_decimals < _MIN_ROUNDED_DIGITS or digits < 10 ** (_MIN_ROUNDED_DIGITS - 1):
         return False

@@ -21,7 +21,7 @@ from asterism.sandbox.pool.server_connection import ServerConnection
 
 MAX_QUEUED_GRADINGS = 65_536  # bound beyond which grade() raises SandboxFailure
 _IN_FLIGHT_FACTOR = 16  # requests in the grader per concurrent grading: long ones must not delay the others
-_MAX_ATTEMPTS = 2  # graders to which a request is sent
+_MAX_ATTEMPTS = 2  # limit of graders to which a request is sent
 _HANG_S = 1.0  # a grader without an answer for its wall time limit plus this time is replaced
 _MODULE = "asterism.sandbox.inside.grader"
 _CLOSING_ERROR = "the sandbox is closing"

@@ -41,7 +41,7 @@ class ServerPool:
         return [server.pid for server in self._servers if server.pid is not None]
 
     async def start(self) -> list[Frame]:
-        """Start the servers and return their greetings; empty after the first start. Raises SandboxFailure."""
+        """Start the servers and return their greetings, none after the first start. Raises SandboxFailure."""
         if self._started:  # `_replace` replaces servers that have exited
             return []
         async with self._start_lock:

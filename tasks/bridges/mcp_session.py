@@ -159,7 +159,7 @@ class McpSession:
         if self._client is None:
             self._task.cancel()
         self._closing.set()
-        # Unlike an await, asyncio.wait does not cancel the task when it is cancelled: the task always finishes.
+        # Unlike an await, a cancelled asyncio.wait does not cancel the task: the task always finishes.
         done, _ = await asyncio.wait({self._task}, timeout=_CLOSE_LIMIT_S)
         if not done:
             self._task.cancel()

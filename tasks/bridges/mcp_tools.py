@@ -33,7 +33,7 @@ class McpTools:
     tools: names of the tools that the model may use; None: all tools of the server.
     """
 
-    replayable = False  # calls may have effects outside the session
+    replayable = False  # calls can have effects outside the session
 
     def __init__(
         self,

@@ -147,7 +147,7 @@ class OpenEnvSession:
 
     async def _end(self, websocket: aiohttp.ClientWebSocketResponse) -> None:
         """Wait until the server closes the connection, which it does after closing the environment."""
-        with suppress(TimeoutError, ConnectionError):  # a server that is not running, or ends the session later
+        with suppress(TimeoutError, ConnectionError):  # the server is not running, or ends the session later
             async with asyncio.timeout(min(self._limit_s, _CLOSE_LIMIT_S)):
                 await websocket.send_str('{"type":"close"}')
                 while (await websocket.receive()).type is aiohttp.WSMsgType.TEXT:

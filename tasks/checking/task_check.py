@@ -134,7 +134,7 @@ class CheckInputs(NamedTuple):
     tokenizer_folder: Path
     is_model_tokenizer: bool
     script: TurnScript | None  # None: a script is generated for each play
-    attacks: bool = False  # play hollow answers too
+    attacks: bool = False  # whether to play hollow answers too
 
     @property
     def data(self) -> Path:
@@ -206,7 +206,7 @@ def _read_rows(inputs: CheckInputs) -> tuple[list[DatasetProblem], list[CheckFin
 
 
 def _choose_rows(rows: Sequence[DatasetProblem]) -> list[DatasetProblem]:
-    """Return the first, a middle and the last row; a row may occur more than once."""
+    """Return the first, a middle and the last row; a row can occur more than once."""
     return [rows[0], rows[len(rows) // 2], rows[-1]]
 
 

@@ -131,7 +131,7 @@ def _close_prefill(dialogue: DialogueFormat) -> str:
 
 
 def generate_arguments(parameters: JsonSchema) -> dict[str, Any]:
-    """Generate a value of its type for each parameter."""
+    """Generate a value for each parameter, of the parameter's type."""
     properties = cast(dict[str, JsonSchema], parameters.get("properties", {}))
     return {name: generate_value(schema) for name, schema in properties.items()}
 

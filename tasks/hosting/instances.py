@@ -14,7 +14,7 @@ ENVIRONMENT = "environment"  # component for a number that `get_reward` returns
 
 
 class Instance:
-    """An instance without overlapping calls: each call waits for the previous call, also if that was abandoned."""
+    """An instance without overlapping calls: each call waits for the previous call, even for an abandoned one."""
 
     def __init__(self, task: LoadedTask, runner: FunctionCaller, limit_s: float) -> None:
         self._task, self._runner, self._limit_s = task, runner, limit_s

@@ -52,7 +52,7 @@ def run_chat(
     """Return 0; with `prompt`, 1 if the answer failed and 130 if it was interrupted. Raises UnusableInput."""
     sys.stdin = sys.stdin or Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115 - open until the end
     if isinstance(sys.stdin, TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")  # replaces bytes that are no UTF-8
+        sys.stdin.reconfigure(errors="replace")  # replaces bytes that are not UTF-8
     text = None if prompt is None else _read_prompt(prompt)
     parts = load_parts(parse_checkpoint_argument(checkpoint), options)
     file = None if transcript is None else TranscriptFile(transcript, "--transcript")

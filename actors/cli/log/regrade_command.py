@@ -46,7 +46,7 @@ class RegradedRun(msgspec.Struct, frozen=True):
 
 
 class OtherRewards(NamedTuple):
-    """The stored trajectories scored with other rewards. Implements WhatIf. Exit code 1: one could not be scored."""
+    """The stored trajectories scored with other rewards. Implements WhatIf. Exit code 1: a score is missing."""
 
     task: str  # name of the task, or empty for all
     tables = ("reward", "sandbox", "tasks")

@@ -141,7 +141,7 @@ def _list_model_checks(
 def _list_task_checks(
     run: RunConfig, folder: RunFolder, descriptions: dict[str, TaskDescription]
 ) -> dict[str, InputCheck]:
-    """List the checks of each task's code, and then of its rows: their layout depends on the code."""
+    """List the checks of each task's code, and then of its rows: the rows' layout depends on the code."""
     checks: dict[str, InputCheck] = {}
     for task in run.resolved_tasks:
         prefix, training = task.key_prefix, make_training_report(run.data.max_bad_rows)
@@ -331,7 +331,7 @@ def _check_space(checkpoint: Path, run_folder: Path, run: RunConfig) -> CheckedI
     kept += 2 if run.evaluation.saves_evaluated_steps else 0  # the best checkpoint, and the one in evaluation
     saved_copies = 2 + run.optimizer_moments  # the weights, and at most one exported model
     copies = (kept + 3) * saved_copies
-    if run.learner.lora.rank:  # only exported models multiply; the frozen weights are saved once
+    if run.learner.lora.rank:  # each checkpoint has an exported model; the frozen weights are saved once
         copies = kept + 3 + saved_copies
     needs = {
         "/dev/shm": (

@@ -18,7 +18,7 @@ _SOCKET_NAME = "executor.sock"
 _HANDSHAKE_TIMEOUT_S = 10.0
 _MAX_HANDSHAKE_BYTES = 4096
 _BACKLOG = 256
-_MAX_PENDING_HANDSHAKES = 1024  # further connections without a first frame are an attack: closed
+_MAX_PENDING_HANDSHAKES = 1024  # further connections without a first frame count as an attack and are closed
 _ACCEPT_RETRY_S = 0.1  # pause after a failed accept
 
 

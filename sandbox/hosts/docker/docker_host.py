@@ -4,7 +4,7 @@
     init process -> gate     the first process of a container connects to a socket in a mounted folder
     fork servers -> gate     they connect directly; calls and answers do not pass through the engine
 
-A lost container is replaced, with increasing delays while the engine refuses; its calls in flight
+A lost container is replaced, with increasing delays while the engine refuses; calls in flight in it
 raise SandboxFailure. When this process exits, the init processes lose their connections and the
 containers end.
 """
@@ -117,7 +117,7 @@ class ContainerHost:
         raise SandboxFailure(f"no container for {self._config.container_timeout_s:g} s: {self._last_failure}")
 
     def get_excess_memory(self, share: float) -> int:
-        """Return the largest excess of a live container."""
+        """Return the largest memory excess of a live container."""
         uses = [(container.memory_used, container.memory_limit) for container in self.live_containers]
         return max((used - int(share * limit) for used, limit in uses), default=0)
 

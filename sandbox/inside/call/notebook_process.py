@@ -5,7 +5,7 @@
                   the checkpoint when the worker exits.
     worker        reads the calls and runs the cells; the same process until a cell kills it.
     checkpoint    a waiting fork of the worker from before a cell. When the worker exits, the checkpoint
-                  reports its exit code and becomes the worker, with the state from before the cell. The
+                  reports the exit code and becomes the worker, with the state from before the cell. The
                   worker kills a checkpoint that is no longer needed.
 
 A worker makes a checkpoint before a cell, unless this cell and all cells since the last checkpoint
@@ -244,7 +244,7 @@ class NotebookProcess:
         if checkpoint:
             try:
                 os.kill(checkpoint, signal.SIGKILL)
-            except OSError:  # the code has killed it
+            except OSError:  # the code has killed the checkpoint
                 return
 
     def _become_worker(self) -> None:

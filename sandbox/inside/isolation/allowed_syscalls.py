@@ -68,7 +68,7 @@ _MACHINE = os.uname().machine
 
 
 def _parse_table(table: str) -> dict[str, int]:
-    """Return the numbers on this machine by name."""
+    """Return the numbers of the system calls on this machine by name."""
     column = 1 if _MACHINE == "x86_64" else 2
     entries = [entry.split() for entry in table.split(",")]
     return {entry[0]: int(entry[column]) for entry in entries if entry[column] != "-"}

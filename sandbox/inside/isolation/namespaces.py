@@ -51,7 +51,7 @@ def enter_namespaces(
     if os.getuid() == 0:
         syscalls.unshare(syscalls.CLONE_NEWNS)
         mounts_in_tmp = _build_root(visible_folders)
-        with contextlib.suppress(ValueError):  # a root without CAP_SYS_RESOURCE
+        with contextlib.suppress(ValueError):  # root lacks CAP_SYS_RESOURCE
             # The kernel also counts the signals of all calls together, against this limit.
             resource.setrlimit(resource.RLIMIT_SIGPENDING, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         _drop_root(NOBODY if users is None else users.first)
@@ -169,7 +169,7 @@ def _bind_mount(source: str, target: str) -> None:
 
 
 def _drop_nested(folders: Sequence[str]) -> list[str]:
-    """Return the existing folders, except folders inside another one of them.
+    """Return the existing folders that are not inside another one.
 
     /tmp itself is left out: an interpreter with this prefix would show all temporary files of the machine.
     """

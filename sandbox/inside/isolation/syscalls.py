@@ -62,7 +62,7 @@ _CLONE_ARGUMENTS = (_SYS_CLONE[MACHINE], ctypes.c_long(_CLONE_FLAGS), None, None
 
 
 def fork_sibling() -> int:
-    """Act as os.fork(), but as a child of this process's parent. For single-threaded processes."""
+    """Fork like os.fork(), but as a child of this process's parent. Only single-threaded processes may call it."""
     ctypes.pythonapi.PyOS_BeforeFork()
     pid = _libc_holding_gil.syscall(*_CLONE_ARGUMENTS)
     if pid == 0:
@@ -73,9 +73,9 @@ def fork_sibling() -> int:
 
 
 def clone_for_parent(flags: int) -> int:
-    """Act as `fork_sibling`, with further clone `flags` and without Python's fork hooks.
+    """Fork like `fork_sibling`, with further clone `flags` and without Python's fork hooks.
 
-    For single-threaded processes that hold no locks.
+    Only single-threaded processes that hold no locks may call it.
     """
     number, _, *others = _CLONE_ARGUMENTS
     return check_result(_libc_holding_gil.syscall(number, ctypes.c_long(_CLONE_FLAGS | flags), *others), "clone")

@@ -30,7 +30,7 @@ from asterism.sandbox.inside.wire.server_settings import ServerSettings, parse_s
 from asterism.sandbox.inside.zygote.warmup import collapse_written_memory, warm_up
 from asterism.sandbox.inside.zygote.zygote import Zygote
 
-# Processes that calls and other programs may add, if they share one user.
+# Number of processes that calls and other programs can add if they share one user.
 _SHARED_PROCESS_ALLOWANCE = 512
 
 
@@ -175,7 +175,7 @@ def _read_mapped_bytes(isolation: CallIsolation) -> int:
 def _install_filters(
     missing: list[str], proc_fd: int, fds: list[int], *, own_folders: bool
 ) -> seccomp.SeccompFilter | None:
-    """Install the fork server's filter and return the filter of the calls; None if refused."""
+    """Install the fork server's filter and return the filter of the calls; None if the kernel refuses."""
     try:
         if own_folders:
             hold_devices()

@@ -20,7 +20,7 @@ class _CgroupFiles(NamedTuple):
 
     limit: str
     usage: str
-    no_swap: str  # 0 keeps anonymous memory out of swap. Missing in some kernels
+    no_swap: str  # 0 keeps anonymous memory out of swap; some kernels lack the file
     kills: tuple[str, str]  # number of the cgroup's processes that any OOM killer killed
     limit_hits: tuple[str, str]  # number of allocations that failed for the cgroup's own limit
 
@@ -92,7 +92,7 @@ class CallCgroup:
         return self._culprit
 
     def is_reusable(self) -> bool:
-        """Return whether the processes left neither memory nor counts."""
+        """Return whether the processes left little memory and no count of failed allocations."""
         try:
             used, num_limit_hits = self._read(self._files.usage), self._read(*self._files.limit_hits)
         except OSError:  # no descriptor is left

@@ -8,7 +8,7 @@ from asterism.sandbox.inside.server.call_process_handle import CallProcess, Note
 from asterism.sandbox.inside.server.proc_usage import ProcessUsage
 
 CHECK_INTERVAL_S, _MIN_CHECK_INTERVAL_S = 0.05, 0.005
-_GROWTH_BYTES_PER_S = 1 << 30  # growth of the processes on one CPU, at most
+_GROWTH_BYTES_PER_S = 1 << 30  # largest growth of the processes on one CPU
 _MAX_OVERSHOOT = 0.25  # allowed excess between two measurements, as a share of the memory limit
 _MAX_LOCKS = 1024  # byte-range locks of all processes of a call
 _CHECKPOINT_CPU_S = 0.005  # total CPU time of an idle checkpoint; a process with more has computed

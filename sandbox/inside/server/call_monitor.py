@@ -47,7 +47,7 @@ _PAUSE_PER_MEASUREMENT, _PAUSE_PER_LONG_MEASUREMENT = 8, 20
 _ANSWER_GRACE_S = 0.1  # time for a program to exit after its answer
 _HOLD_AFTER_S = 0.01  # a notebook does not stop if its next cell arrives earlier
 _SPARE_CPU_S = 0.002  # CPU time for a worker to end its checkpoint
-_MAX_ESCAPES = 6  # checks that find a running process in a stopped notebook, before it is killed
+_MAX_ESCAPES = 6  # checks that find a running process in a stopped notebook, before the notebook is killed
 _BUSY_SHARE = 0.02  # CPU time per clock time between two checks, above which a call is busy
 _NOTEBOOK_PROCESSES = 3  # the base, the worker and a checkpoint (asterism.sandbox.inside.call.notebook_process)
 _NICE = 10  # a tenth of a CPU next to a busy process; an unprivileged process cannot lower it again
@@ -270,7 +270,7 @@ class CallMonitor:
         return STARVED if now >= since + self._limit_s else None
 
     def _get_earlier_times(self, child: CallProcess) -> Mapping[int, tuple[float, float]]:
-        """Return CPU times and waits before the call, by pid, of the processes that may run it."""
+        """Return, by pid, CPU times and waits before the call of the processes that can run it."""
         return {child.pid: (0.0, 0.0)} if child.notebook_id is None else child.schedules or {}
 
     # ------------------------------------------------------------ idle notebooks and time slices

@@ -95,7 +95,7 @@ class CallProcess:
         self.spent_cpu_s = 0.0  # CPU time of all its processes in this call, at the last check
         self.stopped_at: float | None = None  # start of the present stop; None while the process may run
         self.stopped_s = 0.0
-        self.exceeded_limit: str | None = None  # limit for which it is killed: "timeout", "memory" or STARVED
+        self.exceeded_limit: str | None = None  # limit for which the process is killed: "timeout", "memory" or STARVED
         self.rolling_back = False  # the cell was killed; the checkpoint has not answered yet
         self.killed = False  # killed by the fork server, for any reason
         self.pipes_polled = False  # its pipes are in the poll set

@@ -124,7 +124,7 @@ class ProcessUsage:
         }
 
     def _read_proportional_bytes(self, pid: int) -> int:
-        """Return the proportional set size, which divides each page by its users; with many mappings, the own pages."""
+        """Return the proportional set size: each page is split among its users. With many mappings, count own pages."""
         if len(self._processes.read_file(pid, "maps", _MAX_MAPS_BYTES)) >= _MAX_MAPS_BYTES:
             return self._compute_own_bytes(pid)
         for line in self._processes.read_file(pid, "smaps_rollup").splitlines():

@@ -76,7 +76,7 @@ class ProcessHold:
         return bool(running)
 
     def _is_running(self, pid: int) -> bool:
-        """Return whether a process runs. If its first thread has ended or is in `vfork`, other threads may run once."""
+        """Return whether a process runs. If its first thread has ended or is in `vfork`, other threads can run once."""
         state = self._usage.read_state(pid)
         return state in _RUNNABLE or (state != _STOPPED and pid not in self._stopped)
 

@@ -2,7 +2,7 @@
 
 `warm_processes` processes can run a program or a notebook. In addition, `spare_notebooks` processes are notebooks
 without cells, each with the forked worker for its cells. The fork server forks spare notebooks only while it runs no
-call. While memory or processes are short, the executor ends them.
+call. While memory or processes are short, the executor ends spare notebooks.
 """
 # pathlib would be mapped into every forked process.
 # ruff: noqa: PTH102
@@ -24,7 +24,7 @@ from asterism.sandbox.inside.server.scratch_folders import remove_folder
 from asterism.sandbox.inside.wire.server_settings import ServerSettings
 from asterism.sandbox.inside.zygote.zygote import Zygote
 
-_SPARE_DESCRIPTORS = 16  # reserve for files of /proc, without which no limit could be enforced
+_SPARE_DESCRIPTORS = 16  # descriptors for files of /proc, without which no limit could be enforced
 _RETRY_S = 0.1  # pause after a failed fork ahead of calls
 
 
