@@ -47,7 +47,7 @@ def draw_cold_start(run_folder: Path) -> Path:
 
 
 def list_file_losses(steps: pl.DataFrame) -> dict[str, pl.Series]:
-    """Return each file's loss per step, by name of the file; empty without a mixture."""
+    """Return each file's loss per step, by name of the file, or nothing without a mixture."""
     names = [each for each in steps.columns if each.startswith(_FILE) and each.endswith(_LOSS)]
     return {name.removeprefix(_FILE).removesuffix(_LOSS): get_column(steps, name) for name in names}
 

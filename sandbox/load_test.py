@@ -69,7 +69,7 @@ class LoadFigures(msgspec.Struct, frozen=True):
 
 
 def percentile(ascending: Sequence[float], percent: int) -> float:
-    """Return the smallest value that `percent` percent of the values do not exceed; 0 without values."""
+    """Return the smallest value that `percent` percent of the values do not exceed, or 0 without values."""
     return ascending[max(0, -(-len(ascending) * percent // 100) - 1)] if ascending else 0.0
 
 

@@ -21,7 +21,7 @@ class WeightLoader:
         timeout_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`fetch` copies weights to this machine or raises WeightsRefused; None if the learner runs on this machine.
+        """`fetch` copies weights to this machine or raises WeightsRefused; it is None if the learner runs here.
 
         `timeout_s` limits the transfer plus the load.
         """

@@ -174,7 +174,7 @@ class AnswerObserver:
 
 
 def extract_answer(rules: Rules, end: TrajectoryFinished) -> str | None:
-    """Return the answer that the rollout extracted for the grader; empty if there is none or a limit ended it ungraded.
+    """Return the answer that the rollout extracted for the grader; the text is empty without an answer or a grading.
 
     The answer is None for an environment or a dialogue: their rewards need none.
     """

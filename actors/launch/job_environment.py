@@ -29,7 +29,7 @@ class NodePlacement(NamedTuple):
 
 
 def read_placement(environment: Mapping[str, str]) -> NodePlacement | None:
-    """Return the placement; None for a single process. Raises UnusableInput: a shared node or an invalid rank."""
+    """Return the placement, or None for a single process. Raises UnusableInput: a shared node or an invalid rank."""
     if "TORCHELASTIC_RUN_ID" in environment:
         place = _read_torchrun(environment)
     elif "SLURM_STEP_ID" in environment:  # a batch script and a plain shell have SLURM_PROCID too, but no step

@@ -142,7 +142,7 @@ class Launcher:
         return ending
 
     def _open_cluster(self) -> Sequence[Listener]:
-        """Assign the addresses of this node's processes; none unless other nodes can join. Raises UnusableInput."""
+        """Assign the addresses of this node's processes if other nodes can join. Raises UnusableInput."""
         cluster = self._run.cluster
         if not cluster.key:
             return ()
@@ -180,7 +180,7 @@ class Launcher:
     def _start(self, step: int | None, bus: Bus, executor_registry: ExecutorRegistry) -> Supervisor:
         """Start in dependency order; messages to processes that are not up yet are queued.
 
-        `step` is the step to resume from; None without a checkpoint.
+        `step` is the step to resume from, or None without a checkpoint.
         """
         if step is not None:
             self._display.print_line(f"resuming after step {step}")

@@ -70,7 +70,7 @@ class ReplayResult(msgspec.Struct, frozen=True):
 
     @property
     def identical(self) -> bool | None:
-        """Return whether replay and log are equal; None if they are, but some events could not be replayed."""
+        """Return whether replay and log are equal, or None if they are, but some events could not be replayed."""
         if self.difference is not None:
             return False
         return None if self.num_skipped else True
@@ -272,7 +272,7 @@ def replay_trajectory(
 
 
 def _get_changed(decided: DecidedEvent, trajectory_id: int) -> Trajectory | None:
-    """Return the state that the event changed, also if the trajectory has ended; None for other trajectories."""
+    """Return the state that the event changed, also if the trajectory has ended, or None for other trajectories."""
     changed = decided.state
     return changed if isinstance(changed, Trajectory) and changed.trajectory_id == trajectory_id else None
 

@@ -40,7 +40,7 @@ def write_problem_counts(folder: RunFolder, counts: ProblemCounts) -> None:
 
 
 def read_problem_counts(folder: RunFolder) -> ProblemCounts | None:
-    """Read the counts; None if the head has never loaded the problems."""
+    """Read the counts, or return None if the head has never loaded the problems."""
     path = folder.problem_counts
     check_file(path)
     return msgspec.json.decode(path.read_bytes(), type=ProblemCounts) if path.exists() else None

@@ -227,7 +227,7 @@ class ClientGateway:
         return Envelope(self.process, self.process, SessionEnded(self._ended_notebooks.popleft()))
 
     def _check(self, delivery: Delivery, envelope: Envelope) -> Envelope | None:
-        """Return the message for the executor, with the server's number of its trajectory; None if it is refused."""
+        """Return the message for the executor, with the server's number of its trajectory, or None if it is refused."""
         client, message = self._clients.get(delivery.sender), envelope.message
         if client is None or not isinstance(message, Request) or envelope.sender != delivery.sender:
             self._logger.error("message.refused", client=delivery.sender, kind=type(message).__name__)

@@ -67,7 +67,7 @@ class DeliveryLedger:
         self._file.close()
 
     def find_repeated_step(self, lines: Sequence[bytes]) -> int | None:
-        """Return the first RL step that a resumed run repeats; None if `lines` of metrics.jsonl has all sent lines."""
+        """Return the first RL step that a resumed run repeats, or None if all sent lines are in metrics.jsonl."""
         present = set(map(compute_digest, lines))
         lost = [self._sent[number] for digest, number in self._numbers.items() if digest not in present]
         steps = [sent.step for sent in lost if get_axis(sent.kind) == "rl"]

@@ -42,7 +42,7 @@ class EvaluatedQuestion(msgspec.Struct, frozen=True):
 
     @property
     def score(self) -> float:
-        """Share of correct answers; 0 for a prompt over the limit, which no answer can solve."""
+        """Share of correct answers, or 0 for a prompt over the limit, which no answer can solve."""
         return compute_mean([float(each.correct) for each in self.results]) or 0.0
 
     def compute_pass_at_k(self, k: int) -> float | None:

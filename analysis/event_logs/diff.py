@@ -32,7 +32,7 @@ class RunDivergence(NamedTuple):
 
 
 def find_first_divergence(a: RunFolder, b: RunFolder, *, exact: bool = False) -> RunDivergence | None:
-    """Return the first divergence; None if the runs are equal. Raises UnusableInput."""
+    """Return the first divergence, or None if the runs are equal. Raises UnusableInput."""
     return next(iter(list_divergences(a, b, exact=exact)), None)
 
 

@@ -96,7 +96,7 @@ def compute_cached_token_bytes(inputs: PlanInputs) -> float:
 def compute_cache_tokens(inputs: PlanInputs) -> int | None:
     """Return the KV tokens of one copy of the model.
 
-    With engine.kv_tokens = 0, sglang.memory_share of the GPU sets the number; None without a GPU.
+    With engine.kv_tokens = 0, sglang.memory_share of the GPU sets the number. Without a GPU, it is None.
     """
     run, gpu = inputs.run, inputs.machines.gpu
     if run.engine.kv_tokens:
@@ -108,7 +108,7 @@ def compute_cache_tokens(inputs: PlanInputs) -> int | None:
 
 
 def plan_cache_tokens(inputs: PlanInputs) -> PlannedCount | None:
-    """Plan a server's KV tokens for one trajectory; None if sglang.memory_share does not bound its cache."""
+    """Plan a server's KV tokens for one trajectory, or return None if sglang.memory_share does not bound its cache."""
     run, tokens = inputs.run, compute_cache_tokens(inputs)
     is_bounded = inputs.has_servers and run.engine.device == "cuda" and not run.servers.urls
     if not is_bounded or run.engine.kv_tokens or tokens is None:
@@ -164,7 +164,7 @@ def _plan_device_buckets(inputs: PlanInputs, count: int, bucket: float) -> PlanI
 
 
 def _compute_bucket_bytes(inputs: PlanInputs) -> float:
-    """Return the bytes of the weights that a server receives at once; 0 without buckets.
+    """Return the bytes of the weights that a server receives at once, or 0 without buckets.
 
     A parameter that exceeds sglang.bucket_mib is a bucket of its own.
     """

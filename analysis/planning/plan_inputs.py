@@ -70,7 +70,7 @@ class PlanInputs:
 
     @cached_property
     def adapters(self) -> int | None:
-        """Number of adapter parameters; None if RL trains all parameters."""
+        """Number of adapter parameters, or None if RL trains all parameters."""
         options = get_lora_options(self.run.learner)
         return None if options is None else count_adapter_parameters(self.config, options)
 

@@ -180,7 +180,7 @@ class LookaheadPolicy:
         return Preemption(max(waiting, key=lambda each: each.arrival), _PREEMPTION_REASON) if len(waiting) > 1 else None
 
     def _find_migration_target(self, account: KvAccount, engine: EngineAccount, tokens: int) -> EngineAccount | None:
-        """Return the target of a migration that lets all engines finish together; None without such a target."""
+        """Return the target of a migration that lets all engines finish together, or None without such a target."""
         if self._peek_unplaced()[0] is not None:
             return None
         remaining_tokens = self._length_forecast.estimate_final_tokens(account) - account.tokens
@@ -196,7 +196,7 @@ class LookaheadPolicy:
     def _select_idle_to_evict(
         self, account: KvAccount, engine: EngineAccount, tokens: int
     ) -> tuple[KvAccount, ...] | None:
-        """Return the caches to evict for a lease of `tokens`; None if even all idle caches free too few tokens."""
+        """Return the caches to evict for a lease of `tokens`, or None if even all idle caches free too few tokens."""
         missing = self._ledger.count_missing_pages(account, engine, tokens)
         if missing <= engine.count_free_pages_for(account):
             return ()
@@ -210,7 +210,7 @@ class LookaheadPolicy:
         return None
 
     def _compute_fitting_lease(self, account: KvAccount, engine: EngineAccount) -> int | None:
-        """Return a lease of all free pages; None if the lease adds too few tokens (for a lone account, 1 suffices)."""
+        """Return a lease of all free pages, or None if it adds too few tokens (for a lone account, 1 suffices)."""
         held_pages = account.pages + account.count_shared_pages(engine)
         max_tokens = account.tokens + account.request.max_new_tokens
         tokens = min((held_pages + engine.count_free_pages_for(account)) * engine.page_tokens, max_tokens)

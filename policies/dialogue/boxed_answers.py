@@ -31,7 +31,7 @@ class _Box(NamedTuple):
 
 
 def extract_last_boxed(text: str) -> str | None:
-    """Return the content of the box that begins last; None if there is none, or it is cut or unreadable. One pass."""
+    """Return the content of the box that begins last, or None if that box is absent, cut or unreadable. One pass."""
     last: _Box | None = None
     open_braces: list[tuple[int, bool]] = []  # (position of the content, whether a box precedes the brace)
     for token in _TOKEN.finditer(text):

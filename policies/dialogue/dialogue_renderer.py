@@ -31,17 +31,17 @@ class DialogueRenderer(Protocol):
         ...
 
     def render_prompt(self, question: str) -> list[int]:
-        """Render the prompt; with an opening, only the part before the first observation."""
+        """Render the prompt or, with an opening, only the part before the first observation."""
         ...
 
     def render_opening(self, observation: str) -> list[int]: ...
 
     def render_user_turn(self, record: TokenRecord, text: str) -> list[int] | None:
-        """Render a turn of the user; None if the model's last turn ends within its reasoning."""
+        """Render a turn of the user, or return None if the model's last turn ends within its reasoning."""
         ...
 
     def render_tool_turn(self, record: TokenRecord, results: Sequence[str]) -> list[int] | None:
-        """Render the results of tools; None if the format cannot continue."""
+        """Render the results of tools, or return None if the format cannot continue."""
         ...
 
     def parse_turn(self, token_ids: bytes, turn_start: int) -> AssistantTurn:

@@ -42,7 +42,7 @@ def format_tool_call(tool: str, arguments: dict[str, Any]) -> str:
 
 
 def _skip_object(text: str, begin: int) -> int | None:
-    """Return the position behind a balanced object or list and its blanks; None if there is none."""
+    """Return the position behind a balanced object or list and its blanks, or None if there is none."""
     depth, position = 0, begin
     while (token := _TOKEN.match(text, position)) is not None:
         position = token.end()

@@ -16,7 +16,7 @@ from asterism.policies.seeded_random import NEGATIVES, POSITIVES, draw_uniform, 
 
 
 def compute_error_penalty(trajectory: TrajectoryFinished, kind: str) -> float:
-    """Return p_err: the share of failed tool calls; 0.5 without calls."""
+    """Return p_err: the share of failed tool calls, or 0.5 without calls."""
     if kind == "release":
         counts = trajectory.release or approximate_release_counts(trajectory)
         wrong, calls = counts.responses_with_error, counts.tool_responses

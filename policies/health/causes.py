@@ -36,7 +36,7 @@ _EVIDENT_CAUSES = {"weight_sync": _BY_LOST_WEIGHTS, "masked_trajectories": _BY_F
 
 
 def rank_causes(history: StepHistory, health: HealthConfig, active: Collection[str]) -> list[RankedCause]:
-    """Return the causes of the checks in `active`, which have found a problem; the most likely cause first."""
+    """Return the causes of the checks in `active`, which have found a problem, with the most likely cause first."""
     newest = replace(health, window_steps=1)  # a symptom can trigger before the check of its cause
     causes = [
         _get_usual_cause(name)

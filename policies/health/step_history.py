@@ -24,7 +24,7 @@ TOOL_PREFIX = "tool "  # prefix of "tool NAME: calls" and "tool NAME: timed_out"
 
 
 class StepHistory(msgspec.Struct):
-    """A part of the recorder's state; empty at each launch of the run."""
+    """A part of the recorder's state, which is empty at each launch of the run."""
 
     steps: list[dict[str, float]] = []  # metrics of the newest MAX_WINDOW_STEPS steps, the oldest first
     # Means over a window; None before the first complete window.
@@ -108,7 +108,7 @@ class StepHistory(msgspec.Struct):
         return [value for step in self.steps if is_finite(value := step.get(name, math.nan))]
 
     def list_newest(self, name: str, steps: int) -> list[float]:
-        """List the newest `steps` finite values; none if there are fewer, or if the newest step lacks one."""
+        """List the newest `steps` finite values, or none if there are fewer, or if the newest step lacks one."""
         has_newest = bool(self.steps) and is_finite(self.steps[-1].get(name, math.nan))
         values = self.list_values(name) if has_newest else []
         return values[-steps:] if len(values) >= steps else []

@@ -41,7 +41,7 @@ class ProbeFigures(msgspec.Struct):
 
 
 class WeightProbes(msgspec.Struct):
-    """A part of the recorder's state; empty at each launch of the run."""
+    """A part of the recorder's state, which is empty at each launch of the run."""
 
     references: dict[str, ProbeReference] = {}  # by engine
     mismatches: list[float] = []  # mismatch of the tokens of each of the first steps without stale tokens

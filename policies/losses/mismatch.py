@@ -88,7 +88,7 @@ def _find_confident(behaviour_logprobs_N: Tensor, differences_N: Tensor) -> Tens
 
 
 def describe_excessive_mismatch(metrics: Mapping[str, float], limit: float) -> str | None:
-    """Return a message if a minibatch exceeds learner.loss.mismatch_limit; None otherwise, and without a limit."""
+    """Return a message if a minibatch exceeds learner.loss.mismatch_limit, or None if not, or if there is no limit."""
     share = metrics[SHARE_BEYOND_LARGE]
     if not limit or share <= limit:
         return None

@@ -37,7 +37,7 @@ class LossInput(NamedTuple):
 
     @property
     def advantages_S(self) -> Tensor:  # noqa: N802
-        """Each sequence's advantage; 0 for a sequence without tokens."""
+        """Each sequence's advantage, or 0 for a sequence without tokens."""
         return self.advantages_N.new_zeros(self.num_sequences).index_copy(0, self.sequences_N, self.advantages_N)
 
     def mean(self, values_N: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class LossInput(NamedTuple):
         return values_N.new_zeros(self.num_sequences).index_add(0, self.sequences_N, values_N)
 
     def mean_by_sequence(self, values_N: Tensor) -> Tensor:
-        """Return the means [S], with gradient; 0 for a sequence without tokens."""
+        """Return the means [S], with gradient, or 0 for a sequence without tokens."""
         return self.sum_by_sequence(values_N) / self.sum_by_sequence(torch.ones_like(values_N)).clamp(min=1)
 
 

@@ -133,7 +133,7 @@ def _collect_chunk(
 
 
 class _Scores(Function):
-    """Saves the log probabilities of a single chunk if the kernels compute them; recomputes other logits."""
+    """Saves the log probabilities of a single chunk if the kernels compute them, and recomputes other logits."""
 
     @staticmethod
     def forward(

@@ -45,7 +45,7 @@ class ExecutorPlacement:
             del self._departed[next(iter(self._departed))]
 
     def find_least_busy(self) -> str | None:
-        """Return the least busy executor, on a tie the first by name; None without executors."""
+        """Return the least busy executor, on a tie the first by name, or None without executors."""
         shares = [((load.open_calls + load.failures) / load.slots, name) for name, load in self.loads.items()]
         return min(shares)[1] if shares else None
 

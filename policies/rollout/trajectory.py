@@ -135,7 +135,7 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def open_calls(self) -> tuple[int, ...]:
-        """The numbers of the open calls; GRADING_CALL for a grading."""
+        """The numbers of the open calls, or GRADING_CALL for a grading."""
         if self.phase == "grading":
             return (GRADING_CALL,)
         if self.phase != "calling":

@@ -36,7 +36,7 @@ _MAX_TOKENS, _MAX_BRACKETS = 200, 40
 
 
 def read_stated_number(text: str) -> Number | None:
-    """Return the number if `text` is only a number, or an equation that states one; otherwise None."""
+    """Return the number if `text` is only a number, or an equation that states one, and None otherwise."""
     if (number := read_number(text)) is not None or len(text) > _MAX_SIDES * _MAX_SIDE_CHARACTERS:
         return number
     prepared = prepare_number(text)
@@ -115,7 +115,7 @@ class _NotArithmeticError(Exception):
 
 
 def evaluate(text: str) -> Fraction | None:
-    """Return the exact value of an expression of numbers, + - * / ^, fractions and brackets; None for other texts."""
+    """Return the exact value of an expression of numbers, + - * / ^, fractions and brackets, or None."""
     if text.count("(") + text.count("{") > _MAX_BRACKETS:
         return None
     try:

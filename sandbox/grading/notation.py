@@ -84,7 +84,7 @@ def strip_style(text: str) -> tuple[str, bool]:
 
 
 def find_closing_brace(text: str, opening: int) -> int:
-    """Return the index of the brace that closes the brace at `opening`; -1 if no brace closes it."""
+    """Return the index of the brace that closes the brace at `opening`, or -1 if no brace does."""
     depth = 0
     for place in range(opening, len(text)):
         if text[place] in "{}" and (place == 0 or text[place - 1] != "\\"):

@@ -177,7 +177,7 @@ _MODULUS = re.compile(
 
 
 def read_number(text: str) -> Number | None:
-    """Return the exact number if `text` is only a number; otherwise None."""
+    """Return the exact number if `text` is only a number, or None."""
     if _PLAIN_INTEGER.fullmatch(text) is not None:
         return Number(Fraction(int(text)))
     return _read_prepared(prepare_number(text)) if len(text) <= MAX_DIGITS else None

@@ -178,7 +178,7 @@ class _Grader:
         return bool(chunk)
 
     def _find_worker(self, frame: Frame) -> _Worker | None:
-        """Return an idle worker or a new one; None if all are busy, or after a failed fork."""
+        """Return an idle worker or a new one, or None if all are busy, or after a failed fork."""
         short = [worker for worker in self._workers.values() if worker.is_short]
         if (idle := next((worker for worker in short if worker.request_id is None), None)) is not None:
             return idle
@@ -276,7 +276,7 @@ def compare_parsed(mine: list[Any], theirs: list[Any]) -> bool:
 
 
 def parse_math(text: str) -> list[Any]:
-    """Return all readings of `text`; empty if math-verify cannot parse it. Raises MemoryError."""
+    """Return all readings of `text`, or nothing if math-verify cannot parse it. Raises MemoryError."""
     loaded = _load_math_verify()
     try:
         return loaded.module.parse(f"${text}$", [loaded.extraction], parsing_timeout=None, raise_on_error=True)

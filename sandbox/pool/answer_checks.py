@@ -170,7 +170,7 @@ def _judge_text(answer: str, truth: str, accept: Acceptance) -> bool | None:
 
 
 def _read_infinity(text: str) -> str | None:
-    """Return the sign, "+" or "-", of an infinity alone; None for any other text."""
+    """Return the sign, "+" or "-", of an infinity alone, or None for any other text."""
     match = _INFINITY.fullmatch(text.strip())
     if match is None:
         return "+" if read_word(text) in ("infinity", "infinite") else None

@@ -31,7 +31,7 @@ class ServerConnection(asyncio.Protocol):
 
     @property
     def pid(self) -> int | None:
-        """The pid on this machine; with namespaces, the pid of the serving process's parent."""
+        """The pid on this machine. With namespaces, it is the pid of the serving process's parent."""
         return self._process.pid if self._process else None
 
     async def start(self, settings: ServerSettings) -> Frame:

@@ -21,7 +21,7 @@ _CANNOT_START = "no fork server can be started"
 
 
 class ServerPool:
-    """A pool that assigns slots of the least busy server or of a given one; first come, first served."""
+    """A pool that assigns slots of the least busy server or of a given one, first come, first served."""
 
     def __init__(self, host: Host, settings: ServerSettings, size: int) -> None:
         self._host = host

@@ -19,7 +19,7 @@ class AnswerScore(NamedTuple):
 
 
 class AnswerScorer:
-    """The scorer of a task. `pool` has the reward functions and the instances; None for a task with neither."""
+    """The scorer of a task. `pool` has the reward functions and the instances, or is None for a task with neither."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ class MessageReader:
                 importlib.import_module("readline")  # `input` then has a line editor with a history
 
     def read(self) -> str | None:
-        """Return the next message that is not blank; None at the end of the input. Raises KeyboardInterrupt."""
+        """Return the next message that is not blank, or None at the end of the input. Raises KeyboardInterrupt."""
         while (text := self._read_message()) is not None:
             if text.strip():
                 return text

@@ -49,7 +49,7 @@ Ctrl-C stops a call or an answer, Ctrl-D exits."""
 def run_chat(
     checkpoint: str, options: ChatOptions, prompt: str | None, transcript: Path | None, console: Console
 ) -> int:
-    """Return 0; with `prompt`, 1 if the answer failed and 130 if it was interrupted. Raises UnusableInput."""
+    """Return 0 or, with `prompt`, 1 if the answer failed and 130 if it was interrupted. Raises UnusableInput."""
     sys.stdin = sys.stdin or Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115 - open until the end
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # replaces bytes that are not UTF-8

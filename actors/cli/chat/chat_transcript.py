@@ -17,7 +17,7 @@ from asterism.configs.errors import UnusableInput
 
 
 def build_row(messages: Sequence[Message], system: str, task: str) -> dict[str, object] | None:
-    """Build the row, up to the assistant's last message; None without such a message."""
+    """Build the row, up to the assistant's last message, or return None without such a message."""
     last = max((place for place, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
     if last < 0:
         return None

@@ -144,7 +144,7 @@ def print_waits(folder: RunFolder) -> None:
 
 
 def _read_last_launch(log: Path) -> Event | None:
-    """Return the last event RunStarted or RunFinished; None without either."""
+    """Return the last event RunStarted or RunFinished, or None without either."""
     launches = [event for event, _ in read_events(log, kinds=[RunStarted.__name__, RunFinished.__name__])]
     return launches[-1] if launches else None
 

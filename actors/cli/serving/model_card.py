@@ -77,7 +77,7 @@ def _list_lineage(run: RunConfig, chosen: RunStep) -> Iterator[str]:
 
 
 def _find_continued(run: RunConfig, chosen: RunStep) -> RunStep | None:
-    """Return the checkpoint of another run from which this run began; None without one."""
+    """Return the checkpoint of another run from which this run began, or None without one."""
     if not run.learner.resume_from:
         return None
     checkpoint = chosen.run.expand_path(run.learner.resume_from)

@@ -309,7 +309,7 @@ def read_memory_bytes() -> tuple[int, int]:
 
 
 def read_kernel_file(path: str) -> str:
-    """Return the file's text; empty if the kernel lacks that interface."""
+    """Return the file's text, or an empty text if the kernel lacks that interface."""
     try:
         return Path(path).read_text().strip()
     except OSError:

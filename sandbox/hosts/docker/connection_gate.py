@@ -1,4 +1,4 @@
-"""Accepts the connections of processes in containers; each identifies itself in its first frame."""
+"""Accepts the connections of processes in containers. A process identifies itself in its first frame."""
 
 import asyncio
 import secrets

@@ -102,7 +102,7 @@ def _is_usable(stream: TextIO) -> bool:
 
 
 def _identify(fd: int) -> tuple[int, int] | None:
-    """Return the device and the number of the open file; None if the descriptor is closed."""
+    """Return the device and the number of the open file, or None if the descriptor is closed."""
     try:
         found = os.fstat(fd)
     except OSError:

@@ -42,7 +42,7 @@ class EnteredNamespaces(NamedTuple):
 def enter_namespaces(
     visible_folders: Sequence[str], server_fds: Sequence[int], users: OfferedUsers | None = None
 ) -> EnteredNamespaces:
-    """Fork the fork server into new namespaces; returns only in the forked process.
+    """Fork the fork server into new namespaces, and return only in the forked process.
 
     The calling process closes `server_fds`, waits for the fork server and exits with its exit code.
     Raises OSError if the kernel refuses.

@@ -175,7 +175,7 @@ def _read_mapped_bytes(isolation: CallIsolation) -> int:
 def _install_filters(
     missing: list[str], proc_fd: int, fds: list[int], *, own_folders: bool
 ) -> seccomp.SeccompFilter | None:
-    """Install the fork server's filter and return the filter of the calls; None if the kernel refuses."""
+    """Install the fork server's filter and return the filter of the calls, or None if the kernel refuses."""
     try:
         if own_folders:
             hold_devices()

@@ -74,7 +74,7 @@ class CallCgroup:
             return False
 
     def find_culprit(self) -> str | None:
-        """Return "call" or "machine", whose limit made the kernel kill a process of this call; None without a kill.
+        """Return "call" or "machine", whose limit made the kernel kill a process of this call, or None without a kill.
 
         Several processes of a call can fail to allocate at once, and the kernel then kills some of them later.
         Kills after the first one for the call's limit therefore have the same culprit. Without a free descriptor,

@@ -88,7 +88,7 @@ class CallMonitor:
         self._num_timers = 0
 
     def get_wait_s(self) -> float:
-        """Return the seconds until `run_timers` has work; negative for never."""
+        """Return the seconds until `run_timers` has work, or a negative number for never."""
         return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else -1
 
     def on_call_started(self, child: CallProcess, now: float) -> None:
@@ -205,7 +205,7 @@ class CallMonitor:
     def _check_process_tree(self, child: CallProcess, now: float) -> float | None:
         """Update CPU time and memory of the call's processes.
 
-        Return the seconds until the next check; None above the memory limit.
+        Return the seconds until the next check, or None above the memory limit.
         """
         if child.cgroup is not None and child.cgroup.find_culprit() == "call":
             return None
@@ -237,7 +237,7 @@ class CallMonitor:
         return pause_s
 
     def _find_timeout(self, child: CallProcess, now: float) -> str | None:
-        """Return the reason to end a call at its deadline; None if the deadline has been extended."""
+        """Return the reason to end a call at its deadline, or None if the deadline has been extended."""
         child.read_outcome(MAX_OUTCOME_BYTES)
         if child.outcome is not None or child.has_invalid_reply:
             return "timeout"

@@ -245,7 +245,7 @@ class CallProcess:
 
 
 def _is_exit_code(text: str, *, may_be_signal: bool) -> bool:
-    """Return whether the text is an exit code; with `may_be_signal`, also a negative signal number."""
+    """Return whether the text is an exit code or, with `may_be_signal`, a negative signal number."""
     digits = text.removeprefix("-") if may_be_signal else text
     return digits.isascii() and digits.isdigit() and len(digits) <= 3
 
@@ -277,7 +277,7 @@ class NotebookProcesses:
         return child.start_report is not None and self._process_tree.kill_cell(child.pid, child.start_report)
 
     def find_checkpoint(self, child: CallProcess) -> int | None:
-        """Return the process that the report names as the state before the call; None for the first process."""
+        """Return the process that the report names as the state before the call, or None for the first process."""
         if child.start_report is None or not child.start_report.checkpoint:
             return None
         report, pid = child.found_checkpoint

@@ -78,6 +78,6 @@ def _list_groups(pids: list[int]) -> set[int]:
 
 
 def _read_uid(processes: ProcessTree, pid: int) -> int:
-    """Return the user; 0 if the process has ended. Root can own the /proc folder of another user's process."""
+    """Return the user, or 0 if the process has ended. Root can own the /proc folder of another user's process."""
     lines = processes.read_file(pid, "status").splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith(b"Uid:")), 0)

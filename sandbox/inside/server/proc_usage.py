@@ -95,14 +95,14 @@ class ProcessUsage:
         return self._processes.read_file(pid, f"fdinfo/{fd}")
 
     def _measure_buffers(self, pids: list[int]) -> int:
-        """Return the bytes that pipes and sockets can hold; 0 for one process, which RLIMIT_NOFILE bounds."""
+        """Return the bytes that pipes and sockets can hold, or 0 for one process, which RLIMIT_NOFILE bounds."""
         if len(pids) == 1:
             return 0
         targets = {target for pid in pids for target in self._processes.list_descriptors(pid).values()}
         return sum(_BUFFER_BYTES.get(target.partition(":")[0], 0) for target in targets)
 
     def take_oom_kill(self) -> bool:
-        """Return whether the kernel killed a process for memory; True once for each kill.
+        """Return whether the kernel killed a process for memory, once for each kill.
 
         The kernel counts the kills of the whole machine and names no process.
         """

@@ -69,7 +69,7 @@ class PendingWaits(Generic[Call]):
         self._looks: dict[Call, tuple[float, dict[int, ThreadTimes]]] = {}
 
     def find_since(self, call: Call, now: float, threads: Iterable[ThreadTimes]) -> float | None:
-        """Return the time of the first check that found the waiting threads; None if all of them have run since."""
+        """Return the time of the first check that found the waiting threads, or None if all of them have run since."""
         runnable = {each.thread: each for each in threads if each.is_runnable}
         began_s, waiting = self._looks.get(call, (now, runnable))
         waiting = {thread: times for thread, times in waiting.items() if runnable.get(thread) == times}
