@@ -29,7 +29,7 @@ _FILE, _LOSS = "file ", ": loss"  # prefix and suffix of the key of a file's los
 
 
 def draw_cold_start(run_folder: Path) -> Path:
-    """Draw the figure and return its path. Raises AnalysisError without a step of the cold start, and OSError."""
+    """Draw the figure and return its path. Raises OSError, and AnalysisError without a step of the cold start."""
     metrics = read_metrics(run_folder)
     if metrics.sft.is_empty():
         raise AnalysisError(f"{RunFolder(run_folder).metrics}: no step of the cold start yet")

@@ -36,7 +36,7 @@ _STEP_PHASES = (
 
 
 def draw_curves(run_folder: Path) -> Path:
-    """Draw the figure and return its path. Raises AnalysisError without a step, and OSError."""
+    """Draw the figure and return its path. Raises OSError, and AnalysisError without a step."""
     metrics = read_metrics(run_folder, require_steps=True)
     steps = metrics.steps
     is_binary = has_binary_reward(metrics)

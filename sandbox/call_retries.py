@@ -10,7 +10,7 @@ from asterism.sandbox.inside.wire.call_wire import STARVED_CAUSE
 from asterism.sandbox.notebooks import Notebook, NotebookTable, SpareNotebooks
 
 MAX_ATTEMPTS = 3  # attempts per call after a lack of resources or the loss of a notebook's state
-_MAX_STARVED_ATTEMPTS = 2  # per starved call; an attempt lasts up to sandbox.max_call_extension times the time limit
+_MAX_STARVED_ATTEMPTS = 2  # attempts per starved call; each lasts up to sandbox.max_call_extension time limits
 _RETRY_DELAYS_S = (0.1, 0.5)  # pauses before the retries; evicted notebooks end meanwhile
 
 

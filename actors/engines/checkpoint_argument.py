@@ -74,7 +74,7 @@ def find_run_step(text: str) -> RunStep:
 
 
 def find_run_folder(text: str) -> RunFolder | None:
-    """Return the run of RUN, RUN:STEP or the folder of a checkpoint, or None if it does not exist."""
+    """Return the run that RUN, RUN:STEP or a checkpoint's folder names, or None if it does not exist."""
     found = find_checkpoint_folder(Path(text))
     return found.run if found is not None else _find_run(text) or _find_run(text.rpartition(":")[0])
 

@@ -31,7 +31,7 @@ class EngineGoneSignal:
 
     @contextmanager
     def raising_engine_failure(self) -> Generator[None]:
-        """Raise EngineFailure after `cancel_task`, and for a group of only EngineFailures."""
+        """Raise EngineFailure after `cancel_task`, or instead of a group with only EngineFailures."""
         try:
             yield
         except asyncio.CancelledError:

@@ -68,7 +68,7 @@ def claimed_run_folder(run: RunConfig, *, resume: bool, overwrite: bool) -> Gene
 
 
 def delete_run(folder: RunFolder) -> None:
-    """Delete the run except its lock. Raises RunFolderError if a run uses the folder, and OSError."""
+    """Delete the run except its lock. Raises OSError, and RunFolderError if a run uses the folder."""
     with folder.lock.open("a+") as lock:
         _acquire_lock(lock.fileno(), folder)
         _delete_content(folder)

@@ -350,7 +350,7 @@ def describe_failure(report: FailureReported, folder: RunFolder) -> str:
 
 
 async def save_at_interrupt(bus: Bus, saved_steps: asyncio.Queue[int], metrics: Path) -> Literal["interrupted"]:
-    """Save, and wait for the step's line of metrics, which a resume needs; it follows the weights to the engines."""
+    """Save, and wait for the step's metrics, which a resume needs. Their line follows the weights to the engines."""
     await bus.send(LEARNER, CheckpointRequested())
     step = await saved_steps.get()
     while True:

@@ -179,7 +179,7 @@ def _compute_bucket_bytes(inputs: PlanInputs) -> float:
 
 
 def plan_gpu(inputs: PlanInputs) -> PlannedResource | None:
-    """Plan the most loaded GPU: the first one of the first node. None if the run uses no GPU."""
+    """Plan the most loaded GPU: the first one of the first node. Return None if the run uses no GPU."""
     run, gpu = inputs.run, inputs.machines.gpu
     trains, generates = run.learner.device == "cuda", run.engine.device == "cuda"
     if not (trains or generates):

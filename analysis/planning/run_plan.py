@@ -32,7 +32,7 @@ class RunPlan(msgspec.Struct, frozen=True):
     trained_tokens: float  # tokens per step
     generated_tokens: float  # tokens per step
     seconds: StepSeconds
-    changes: tuple[KeyChange, ...]  # changes that free the resources that do not suffice
+    changes: tuple[KeyChange, ...]  # changes with which the insufficient resources suffice
     assumptions: dict[str, float]
     notes: tuple[str, ...]  # further assumptions, in words
 

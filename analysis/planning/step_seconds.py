@@ -37,7 +37,7 @@ class StepSeconds(msgspec.Struct, frozen=True):
 
 
 def count_training_flops(parameters: float, tokens: float, attention: float = 0.0) -> float:
-    """Count the FLOPs of forward and backward passes. `attention` is the share of `count_attention_flops`."""
+    """Count the FLOPs of forward and backward passes. `attention`: the FLOPs of `count_attention_flops`."""
     return _FLOPS_PER_PARAMETER * parameters * tokens + attention
 
 

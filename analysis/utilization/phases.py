@@ -38,7 +38,7 @@ def build_engine_demand(lines: LogTables, engine: str) -> pl.DataFrame:
 
 
 def build_steps(lines: LogTables) -> pl.DataFrame:
-    """Return a row for each request: name, requested; ended and parts (seconds), null where missing."""
+    """Return a row for each request: name, requested, ended and parts, in seconds. Unknown values are null."""
     requested = lines.frames["step.requested"].select("name", "t", requested="t")
     ended = lines.frames["step.ended"].select("name", "t", "rollout_s", "train_s", "weights_s", ended="t")
     each = requested.join_asof(ended, on="t", by="name", strategy="forward", check_sortedness=False).drop("t")

@@ -47,7 +47,7 @@ class EngineAccount:
         return self.usable_pages - self.leased_pages
 
     def count_free_pages_for(self, account: KvAccount) -> int:
-        """Return the pages that `account` can lease: free usable pages, or all pages without other accounts."""
+        """Return the pages that `account` can lease: free usable pages, or all pages if it is the only account."""
         free = self.compute_headroom_for(account)
         return free if free > 0 else 0
 

@@ -62,7 +62,7 @@ class LengthHistogram:
 class _GroupLengths:
     def __init__(self) -> None:
         self.members = 0  # members that have begun
-        self.tokens = 0.0  # sum of the members' final lengths; expected lengths for running members
+        self.tokens = 0.0  # sum of the members' final lengths, with expected lengths for running members
 
 
 class LengthStats:

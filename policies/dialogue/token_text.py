@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 from asterism.policies.dialogue.chat_format import TextTokenizer
 
-_INCOMPLETE = "\ufffd"  # last character of a text that ends within a character
+_INCOMPLETE = "\ufffd"  # placeholder at the end of a text that ends within a character
 _MAX_HELD = 4  # limit of tokens per character
 
 

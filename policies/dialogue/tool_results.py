@@ -106,7 +106,7 @@ def _format_streams(output: Output, limit: int) -> list[str]:
 
 
 def truncate_middle(text: str, limit: int, dropped: int = 0) -> str:
-    """Cut the middle of `text` beyond `limit`, with a note that also counts `dropped` bytes at its end."""
+    """Cut the middle of `text` beyond `limit`, with a note that also counts the `dropped` bytes at the text's end."""
     if len(text) <= limit and not dropped:
         return text
     head, tail = text[: (limit + 1) // 2], text[len(text) - limit // 2 :] if limit > 1 else ""

@@ -15,7 +15,7 @@ AdvantageEstimator = Callable[[Sequence[float]], Sequence[float]]
 
 
 def compute_advantages(rewards: Sequence[float]) -> list[float]:
-    """Return each reward minus the group's mean, over its sample standard deviation (divisor G - 1) plus 1e-6.
+    """Return (reward - group's mean) / (sample standard deviation + 1e-6), with the divisor G - 1, for each reward.
 
     Equal rewards, and a group of one, have advantages of 0.
     Source: GRPO, arXiv 2402.03300, section 4.1.2; divisor and epsilon as in verl and TRL.

@@ -65,7 +65,7 @@ def _agree(one: Any, other: Any) -> bool:
 
 
 def _rounds(sympy: Any, decimal: Any, exact: Any) -> bool:
-    """Return whether a decimal with enough digits rounds a number without a finite decimal."""
+    """Return whether a decimal with enough digits is the rounded value of a number that has no finite decimal."""
     num_decimals = _count_decimals(int(decimal.q))
     if exact.is_Rational and pow(10, exact.q.bit_length(), int(exact.q)) == 0:
         return False

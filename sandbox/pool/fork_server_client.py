@@ -102,7 +102,7 @@ class ForkServerClient:
             self._long_calls.discard(frame["id"])
 
     async def measure_notebooks(self) -> dict[int, int]:
-        """Return the bytes by notebook, or nothing if the server does not answer. Allows one caller at a time."""
+        """Return the bytes of each notebook, or nothing if the server does not answer. Allows one caller at a time."""
         try:
             answer = await asyncio.wait_for(self.call({"op": "measure", "id": _MEASURE_ID}), _MEASURE_TIMEOUT_S)
         except (SandboxFailure, TimeoutError):

@@ -151,7 +151,7 @@ class HostPool:
         self._add_instance(message.trajectory_id).history = list(message.calls)
 
     async def repeat(self, message: EnvironmentRestored) -> EnvironmentHistory:
-        """Repeat the calls in a new instance, and return their history with new sums. Raises HostFailure."""
+        """Repeat the calls in a new instance, and return their history with sums computed anew. Raises HostFailure."""
         instance = self._add_instance(message.trajectory_id)
         instance.history = list(message.calls)
         try:

@@ -19,7 +19,7 @@ from asterism.sandbox.contract import SandboxFailure
 from asterism.sandbox.inside.isolation.allowed_syscalls import CALL_SYSCALLS, SETUP_SYSCALLS
 
 _RUN_LABEL, _OWNER_LABEL = "asterism.run", "asterism.owner"
-_MAX_CONCURRENT = 4  # container starts and removals at a time
+_MAX_CONCURRENT = 4  # concurrent starts and removals of containers
 _REQUEST_TIMEOUT_S = 60.0  # aiodocker's default is no timeout
 _REMOVAL_DELAYS_S = (0.0, 0.1, 0.5, 2.0)  # between attempts to remove a container
 _NOBODY = "65534:65534"

@@ -1,4 +1,4 @@
-"""The standard streams of executed code: objects as an ordinary interpreter makes them, and their repair before a cell.
+"""Makes the standard streams of executed code, as an ordinary interpreter does, and repairs them before a cell.
 
 A stream object remembers whether its descriptor can seek. The zygote starts with /dev/null as its
 output, but calls have pipes. The zygote therefore makes new objects on a pipe: with the old objects,

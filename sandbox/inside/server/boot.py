@@ -115,7 +115,7 @@ def _isolate(
 
 
 def _build_landlock(settings: ServerSettings, missing: list[str]) -> LandlockRules | None:
-    """Build the rules: the root of calls is readable; without namespaces, only necessary folders are."""
+    """Build the rules. The root of calls is readable; without namespaces, only the necessary folders are readable."""
     try:
         abi = landlock.get_abi_version()
     except OSError as error:
@@ -130,7 +130,7 @@ def _build_landlock(settings: ServerSettings, missing: list[str]) -> LandlockRul
 
 
 def _describe_unreachable_folders(settings: ServerSettings) -> list[str]:
-    """List the import folders that calls of root cannot enter, because they run as unprivileged users."""
+    """List the import folders that calls of root cannot enter, because such calls run as unprivileged users."""
     closed: set[str] = set()
     for folder in settings.import_folders if os.getuid() == 0 else ():
         while folder != "/":

@@ -50,7 +50,7 @@ _SPARE_CPU_S = 0.002  # CPU time for a worker to end its checkpoint
 _MAX_ESCAPES = 6  # checks that find a running process in a stopped notebook, before the notebook is killed
 _BUSY_SHARE = 0.02  # CPU time per clock time between two checks, above which a call is busy
 _NOTEBOOK_PROCESSES = 3  # the base, the worker and a checkpoint (asterism.sandbox.inside.call.notebook_process)
-_NICE = 10  # a tenth of a CPU next to a busy process; an unprivileged process cannot lower it again
+_NICE = 10  # nice value: a tenth of a CPU next to a busy process; only privileged processes can lower the value again
 _ROLLBACK_TIMEOUT_S = 0.5  # time for a notebook's checkpoint to report the exit of its worker
 
 
@@ -270,7 +270,7 @@ class CallMonitor:
         return STARVED if now >= since + self._limit_s else None
 
     def _get_earlier_times(self, child: CallProcess) -> Mapping[int, tuple[float, float]]:
-        """Return, by pid, CPU times and waits before the call of the processes that can run it."""
+        """Return by pid, for the processes that can run the call, CPU times and waits before the call."""
         return {child.pid: (0.0, 0.0)} if child.notebook_id is None else child.schedules or {}
 
     # ------------------------------------------------------------ idle notebooks and time slices
@@ -315,7 +315,7 @@ def _compute_pause_s(began_s: float) -> float:
 
 
 def _lower_priority(pids: list[int]) -> None:
-    """Lower the priority, also of processes that left their process group. Groups of other calls keep theirs."""
+    """Lower the priority, also of processes that left their process group. Other groups keep their priority."""
     for pid in pids:
         try:
             if os.getpgid(pid) == pid:

@@ -53,7 +53,7 @@ class WarmProcesses:
         self._fork_at = self._fork_notebooks_at = 0.0  # earliest times of the next forks
         self._num_forked = 0
         self._free_users = deque(list_call_users() if own_users else ())
-        self._shared_user = self._free_users.pop() if own_users else None  # user of calls beyond the number of users
+        self._shared_user = self._free_users.pop() if own_users else None  # shared user of calls without their own
 
     @property
     def is_full(self) -> bool:
