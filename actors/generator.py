@@ -64,8 +64,8 @@ class Generator:
         engine_gone: EngineGoneSignal | None = None,
     ) -> None:
         """`incarnation` counts the starts of this engine. EngineJoined goes to `recipe`, and to `arbiter` when the engine
-        has loaded the weights that `recipe` sends; without `recipe`, to `arbiter` at once. After each load of weights, a
-        report goes to `recorder`. `loader` None: the learner is on this machine; no timeout. `engine_gone` cancels
+        has loaded the weights that `recipe` sends; without `recipe`, to `arbiter` at once. After each load of weights,
+        a report goes to `recorder`. `loader` None: the learner is on this machine; no timeout. `engine_gone` cancels
         the task that runs this generator.
         """
         self._name, self._incarnation, self._clock = name, incarnation, clock

@@ -1,5 +1,5 @@
-"""Every command prints through this console, which escapes control and invisible characters. If the reader of the output
-closes it, the command ends without a traceback. `--json FILE` writes the complete result for other programs.
+"""Every command prints through this console, which escapes control and invisible characters. If its reader closes the
+output, the command ends without a traceback. `--json FILE` writes the complete result for other programs.
 
 Programs, the model and data files can contain sequences that set the terminal's title or clipboard,
 overwrite lines or reverse the order of text.
