@@ -46,7 +46,7 @@ def load_advantage_estimator(rl: RlConfig) -> AdvantageEstimator:
     def estimate_checked(rewards: Sequence[float]) -> list[float]:
         advantages = [float(each) for each in estimate(rewards)]
         if len(advantages) != len(rewards) or not all(map(math.isfinite, advantages)):
-            raise UnusableInput(f"{key}: {advantages} are no advantages for the rewards {list(rewards)}")
+            raise UnusableInput(f"{key}: {advantages} do not fit the rewards {list(rewards)}")
         return advantages
 
     return estimate_checked

@@ -190,7 +190,7 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
         if event.lease != self.lease + 1:
             raise ProtocolError(f"{name} waits for lease {self.lease + 1}, not {event.lease}")
         if event.tokens <= self.record.num_tokens:
-            raise ProtocolError(f"{name} has {self.record.num_tokens} tokens, its lease only {event.tokens}")
+            raise ProtocolError(f"{name} has {self.record.num_tokens} tokens, but its lease only {event.tokens}")
 
     def expect_turn(self, event: TurnGenerated | TurnFailed) -> None:
         self.expect_phase("generating", event)

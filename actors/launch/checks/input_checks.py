@@ -227,7 +227,7 @@ def _check_resumable(checkpoint: Path) -> CheckedInput:
         )
     state = read_trainer_state(checkpoint)
     if state.stage != "rl":
-        raise UnusableInput(f"{checkpoint}: a checkpoint within the cold start; set it to one of RL, step_NNNNNN")
+        raise UnusableInput(f"{checkpoint}: a checkpoint of the cold start; set it to one of RL: step_NNNNNN")
     return CheckedInput(f"{checkpoint}: after {state.step} steps")
 
 
