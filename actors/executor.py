@@ -5,7 +5,7 @@ grades. Each call is a separate task, so a slow call does not delay the others. 
 code is reported as CallFailed, never as a result. The end of a trajectory cancels its calls and gradings, which are then
 not answered.
 
-Bounds: at most `max_calls` calls wait or run in the sandbox, and as many again wait before it, where the end of their
+Bounds: at most `max_calls` calls wait or run in the sandbox. As many again wait in the executor, where the end of their
 trajectory can cancel them. At this bound the executor stops receiving, and the bus applies back-pressure to the senders.
 It always resumes: every call ends at its time limit at the latest, and answers in the send queue do not count, so two
 processes never wait for each other's full queues.

@@ -64,8 +64,8 @@ class Generator:
         engine_gone: EngineGoneSignal | None = None,
     ) -> None:
         """`incarnation` counts the starts of this engine. EngineJoined goes to `recipe`, and to `arbiter` when the engine
-        has loaded the weights that `recipe` sends; without `recipe`, to `arbiter` at once. The load after each load of
-        weights goes to `recorder`. `loader` None: the learner is on this machine, and no timeout. `engine_gone` cancels
+        has loaded the weights that `recipe` sends; without `recipe`, to `arbiter` at once. After each load of weights,
+        a report goes to `recorder`. `loader` None: the learner is on this machine; no timeout. `engine_gone` cancels
         the task that runs this generator.
         """
         self._name, self._incarnation, self._clock = name, incarnation, clock
@@ -228,7 +228,7 @@ class Generator:
     # ---------------------------------------------------------------- sleep
 
     async def _begin_sleep(self, sender: str, request: EngineSleepRequested) -> None:
-        """Sleep when idle. A duplicate request is ignored: the first one answers. A failure ends the generator."""
+        """Sleep when idle. Duplicate requests are ignored: only the first is answered. A failure ends the generator."""
         async with self._weights_lock:
             if self._sleep_request is not None and (request.learner_incarnation, request.version) <= (
                 self._sleep_request.learner_incarnation,
@@ -257,7 +257,7 @@ class Generator:
         began, load_s, probed = self._clock(), 0.0, ()
         async with self._weights_lock:
             if self._is_asleep and self._sleep_request is not None and weights.version < self._sleep_request.version:
-                return  # this version is older than the sleep; only newer ones end it
+                return  # this version is older than the sleep; only newer versions end the sleep
             if self._is_asleep or self._loader.is_newer(weights):
                 try:
                     await self._loader.load(weights)

@@ -61,7 +61,7 @@ NO_POLICY_VERSION = -1
 async def run_head(
     incarnation: ProcessIncarnation, run: RunConfig, folder: RunFolder, step: int, open_bus: BusFactory
 ) -> None:
-    """Run arbiter, group buffer, recipe and recorder in one process, and the metrics file."""
+    """Run arbiter, group buffer, recipe, recorder and metrics file in one process."""
     deciders = build_live_head_deciders(run, folder)
     log = folder.events / f"{HEAD}.sqlite"
     cursor = find_cursor(log, step, run.rl.first_problem)
@@ -132,7 +132,7 @@ def _build_engine(
 
 
 def _build_fetch_to_node(run: RunConfig, folder: RunFolder) -> FetchToNode | None:
-    """Build the function that fetches published weights to this node; None if they are published on this node."""
+    """Build the function that fetches published weights to this node, or None if this node publishes them."""
     network = load_network(folder.sockets)
     weights = None if network is None else network.find_entry(WEIGHT_SERVER)
     if network is None or weights is None or network.is_local(weights):

@@ -29,7 +29,7 @@ _FILE, _LOSS = "file ", ": loss"  # prefix and suffix of the key of a file's los
 
 
 def draw_cold_start(run_folder: Path) -> Path:
-    """Draw the figure and return its path. Raises AnalysisError without a step of the cold start, and OSError."""
+    """Draw the figure and return its path. Raises OSError, and AnalysisError without a step of the cold start."""
     metrics = read_metrics(run_folder)
     if metrics.sft.is_empty():
         raise AnalysisError(f"{RunFolder(run_folder).metrics}: no step of the cold start yet")
@@ -47,7 +47,7 @@ def draw_cold_start(run_folder: Path) -> Path:
 
 
 def list_file_losses(steps: pl.DataFrame) -> dict[str, pl.Series]:
-    """Return each file's loss per step, by name of the file; empty without a mixture."""
+    """Return each file's loss per step, by name of the file, or nothing without a mixture."""
     names = [each for each in steps.columns if each.startswith(_FILE) and each.endswith(_LOSS)]
     return {name.removeprefix(_FILE).removesuffix(_LOSS): get_column(steps, name) for name in names}
 

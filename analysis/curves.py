@@ -36,7 +36,7 @@ _STEP_PHASES = (
 
 
 def draw_curves(run_folder: Path) -> Path:
-    """Draw the figure and return its path. Raises AnalysisError without a step, and OSError."""
+    """Draw the figure and return its path. Raises OSError, and AnalysisError without a step."""
     metrics = read_metrics(run_folder, require_steps=True)
     steps = metrics.steps
     is_binary = has_binary_reward(metrics)
@@ -75,7 +75,7 @@ def _format_subtitle(metrics: RunMetrics) -> str:
 
 
 def has_binary_reward(metrics: RunMetrics) -> bool:
-    """Return whether each mean reward is the share of successes, so that both fit on one axis in percent."""
+    """Return whether each mean reward is the share of successes, so that rewards and accuracies fit on one axis."""
     rewards, shares = (get_column(metrics.steps, name) for name in ("reward", "positive_share"))
     pairs = [*zip(rewards, shares, strict=True)]
     pairs += [(line.get("reward"), line.get("accuracy")) for line in metrics.evaluation_values.values()]

@@ -60,7 +60,7 @@ def list_values(rows: Rows, key: str) -> list[float]:
 
 
 def compute_mean(rows: Rows, key: str) -> float | None:
-    """Return the mean over the rows that have the key; None if no row has it."""
+    """Return the mean over the rows that have the key, or None if no row has it."""
     return fmean(values) if (values := list_values(rows, key)) else None
 
 

@@ -53,7 +53,7 @@ def read_stage_steps(folder: StagesFolder) -> list[StageSteps]:
 
 
 def get_column(frame: pl.DataFrame, name: str) -> pl.Series:
-    """Return the column as float64; all null if no line has the key."""
+    """Return the column as float64, with only nulls if no line has the key."""
     if name not in frame.columns:
         return pl.Series(name, [None] * frame.height, dtype=pl.Float64)
     return frame[name].cast(pl.Float64)

@@ -34,7 +34,7 @@ class JudgedGroup(NamedTuple):
 
 
 class CandidateTrajectory(msgspec.Struct, frozen=True):
-    """A trajectory with its advantages relative to the kept trajectories; None: not kept."""
+    """A trajectory with its advantages relative to the kept trajectories, or None if not kept."""
 
     group_id: int
     trajectory_id: int

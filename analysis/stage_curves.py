@@ -28,7 +28,7 @@ _PANELS = (
 
 
 def draw_stages(folder: StagesFolder) -> Path:
-    """Draw all stages and return the figure's path. Raises AnalysisError without a step, and OSError."""
+    """Draw all stages and return the figure's path. Raises OSError, and AnalysisError without a step."""
     stages = read_stage_steps(folder)
     if not stages:
         raise AnalysisError(f"{folder.path}: no RL step yet")

@@ -25,7 +25,7 @@ MAX_COMMON_TEXTS = 12
 
 class ScoredToken(msgspec.Struct, frozen=True, array_like=True):
     text: str
-    kind: Kind | None = None  # None: the model did not generate it
+    kind: Kind | None = None  # None: the model did not generate the token
     entropy: float = 0.0  # nats, of the distribution from which the token was sampled
 
 

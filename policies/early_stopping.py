@@ -1,8 +1,8 @@
 """Ends a run before `rl.steps` by two rules, so that the next stage begins ([[stages]]).
 
-    reward plateau     the mean reward of the last `window_steps` steps exceeds the mean of as many steps before by
+    reward plateau     the mean reward of the last `window_steps` steps exceeds the mean of as many earlier steps by
                        less than `min_reward_gain`
-    length limit       the mean share of responses that the length limit ends is at least `max_overlong_share` in the
+    length limit       the mean share of responses cut by the length limit is at least `max_overlong_share` in the
                        last `window_steps` steps
 
 The last step of the run is then the first one that cannot have been requested yet, so that the learner saves it. Its
@@ -26,7 +26,7 @@ def describe_outcome(collected: StepCollected) -> StepOutcome:
 
 
 def compute_last_step(step: int, max_staleness: int) -> int:
-    """Return the run's last step if a rule holds after `step`: the steps before it may be requested already."""
+    """Return the run's last step if a rule holds after `step`: earlier steps can already be requested."""
     return step + 1 + max_staleness
 
 

@@ -59,7 +59,7 @@ class StepObserver:
 
 
 class TrajectoryObserver:
-    """Writes the end of each trajectory of a rollout process, and every 0.1 s their numbers by phase."""
+    """Writes the end of each trajectory of a rollout process, and every 0.1 s the number in each phase."""
 
     def __init__(self, write_line: WriteLine, rollout: Rollout) -> None:
         self.quiet = False

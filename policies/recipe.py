@@ -326,7 +326,7 @@ class Recipe:
         return [*announced, *self._request_next()]
 
     def _request_next(self) -> list[Send]:
-        """Request evaluations or steps; during an evaluation alongside the rollouts, only steps."""
+        """Request evaluations or steps, but only steps during an evaluation alongside the rollouts."""
         state, evaluations = self.state, self.state.step_evaluations
         if evaluations and evaluations.is_running:
             return self._request_steps()

@@ -89,7 +89,7 @@ def _name_values(pattern: str, values: Mapping[Any, int]) -> dict[str, float]:
 
 
 def compute_prefill_metrics(prefills: Mapping[str, PrefillCounts]) -> dict[str, float]:
-    """Return the share since the previous call, over all engines; empty without a prefill."""
+    """Return the recomputed share of prefills since the last call, over all engines, or nothing without a prefill."""
     prefilled = sum(counts.prefilled - counts.prefilled_before for counts in prefills.values())
     recomputed = sum(counts.recomputed - counts.recomputed_before for counts in prefills.values())
     for counts in prefills.values():

@@ -1,4 +1,4 @@
-"""Repeats calls that failed for lack of resources, after the sandbox makes room; the number of attempts is bounded."""
+"""Retries calls that failed for lack of resources, a bounded number of times. The sandbox makes room before a retry."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from asterism.sandbox.inside.wire.call_wire import STARVED_CAUSE
 from asterism.sandbox.notebooks import Notebook, NotebookTable, SpareNotebooks
 
 MAX_ATTEMPTS = 3  # attempts per call after a lack of resources or the loss of a notebook's state
-_MAX_STARVED_ATTEMPTS = 2  # attempts per starved call; each takes up to sandbox.max_call_extension time limits
-_RETRY_DELAYS_S = (0.1, 0.5)  # pauses before the retries, in which evicted notebooks end
+_MAX_STARVED_ATTEMPTS = 2  # attempts per starved call; each lasts up to sandbox.max_call_extension time limits
+_RETRY_DELAYS_S = (0.1, 0.5)  # pauses before the retries; evicted notebooks end meanwhile
 
 
 class CallRetries:

@@ -43,7 +43,7 @@ class CodeSandbox(Protocol):
     async def run(self, call: CodeRequested) -> CodeResult:
         """Run a call; `jupyter_code` calls of a trajectory share their variables. Raises SandboxFailure.
 
-        Cancellation stops the call; its notebook continues from the cells before it.
+        Cancellation stops the call. The notebook keeps the state from before the call.
         """
         ...
 

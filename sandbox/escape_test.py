@@ -1,4 +1,4 @@
-"""Runs programs that attempt forbidden actions in a sandbox, and reports the contained ones.
+"""Runs programs that attempt forbidden actions in a sandbox, and reports which ones it contains.
 
 `asterism sandbox doctor` runs them on the configured backend; tests/sandbox/hostile has many more programs.
 """
@@ -56,7 +56,7 @@ ESCAPE_ATTEMPTS = tuple(
 
 
 async def run_escape_attempts(sandbox: Sandbox) -> list[EscapeFinding]:
-    """Run all attempts; the last finding is the state of a neighbour's notebook. Raises SandboxFailure."""
+    """Run all attempts. The last finding is whether a neighbour's notebook is intact. Raises SandboxFailure."""
     neighbour = len(ESCAPE_ATTEMPTS)
     await sandbox.run(CodeRequested(neighbour, 0, "jupyter_code", "value = 41", ""))
     calls = [

@@ -41,7 +41,7 @@ from asterism.sandbox.pool.server_pool import ServerPool
 from asterism.sandbox.preloads import Preload, select_preload
 
 _NOTEBOOK_ENDED = "the trajectory ended"
-_COMMITTED_KINDS = ("ok", "raised", "memory")  # answers after which the effects of a cell stay
+_COMMITTED_KINDS = ("ok", "raised", "memory")  # answers after which the effects of a cell persist
 _NO_OUTPUT: Frame = {"stdout": "", "stderr": "", "stdout_cut": 0, "stderr_cut": 0}
 _STATE_LOST: Frame = {"kind": "died", "details": ["-9"], "duration_s": 0.0, **_NO_OUTPUT}
 
@@ -169,7 +169,7 @@ class ForkServerSandbox:
             seed = self._derive_seed(call)
             answer = await self._run_cell_with_retries(notebook, call.code, seed)
             num_completed = len(notebook.completed_cells)
-            # An out-of-memory answer may also mean that the cell left no effects.
+            # An out-of-memory answer can also mean that the cell left no effects.
             if answer["kind"] in _COMMITTED_KINDS and notebook.num_applied_cells > num_completed:
                 notebook.completed_cells.append((call.code, seed))
             elif notebook.num_applied_cells < num_completed:
@@ -190,10 +190,10 @@ class ForkServerSandbox:
         return _STATE_LOST
 
     async def _replay_cells(self, notebook: Notebook) -> Frame | None:
-        """Run the completed cells that the process has not applied, without output to the model.
+        """Run the completed cells that the process has not run yet. The model gets no output.
 
         A replayed cell may fail. If the notebook's own code has destroyed its state, the failure is the
-        answer, and the notebook keeps only the cells before the failed one. Otherwise, raises SandboxFailure.
+        answer, and the notebook keeps only the cells before the failed one. Any other failure raises SandboxFailure.
         """
         if not notebook.is_live:
             notebook.server, notebook.num_applied_cells = None, 0

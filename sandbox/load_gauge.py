@@ -1,4 +1,4 @@
-"""Measures the load of a sandbox: running and queued calls, and both integrated over time."""
+"""Measures the load of a sandbox: running and queued calls, and their integrals over time."""
 
 import time
 from collections.abc import Callable, Generator

@@ -3,7 +3,7 @@
 run_closed_loop(sandbox, probes, in_flight)   `in_flight` callers; each waits for an answer before its next call
 run_burst(sandbox, probes)                    all calls concurrently
 measure_programs(sandbox, kind, in_flight, s) a closed loop of programs of one kind for some seconds
-CallTally                                     counts calls and answers, also answers that arrive as messages
+CallTally                                     counts calls and answers; answers can arrive as messages
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class LoadFigures(msgspec.Struct, frozen=True):
 
 
 def percentile(ascending: Sequence[float], percent: int) -> float:
-    """Return the smallest value that `percent` percent of the values do not exceed; 0 without values."""
+    """Return the smallest value that `percent` percent of the values do not exceed, or 0 without values."""
     return ascending[max(0, -(-len(ascending) * percent // 100) - 1)] if ascending else 0.0
 
 
@@ -173,7 +173,7 @@ async def run_burst(sandbox: CallRunner, probes: Sequence[Probe]) -> CallTally:
 
 
 def limit_duration(probes: Iterable[Probe], seconds: float) -> Iterator[Probe]:
-    """Yield the probes that are requested within `seconds` of the first one."""
+    """Yield probes until `seconds` after the first one."""
     end: float | None = None
     for probe in probes:
         now = time.perf_counter()

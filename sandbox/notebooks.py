@@ -15,7 +15,7 @@ from asterism.sandbox.preloads import Preload
 
 _MEMORY_CHECK_S = 0.1
 _EVICTION_S = 0.25  # time until the memory in use no longer contains the evicted notebooks
-_SPARES_PAUSE_S = 10.0  # pause without spare notebooks after the last shortage
+_SPARES_PAUSE_S = 10.0  # time without spare notebooks after the last shortage
 _SPARES_END_S = 0.1  # time in which spare notebooks end
 
 
@@ -23,7 +23,7 @@ class Notebook:
     """One trajectory's notebook.
 
     `completed_cells` are the cells (code, seed) that make up its state. The process has applied the
-    first `num_applied_cells` of these cells: 0 without a process, fewer than all after a crash. The
+    first `num_applied_cells` of these cells: none without a process, and not all after a crash. The
     remaining cells run again before the next cell, without output to the model.
     """
 
@@ -68,7 +68,7 @@ class NotebookTable:
         return idle[: -(-len(idle) // 4)]
 
     def select_evictions(self, num_new: int) -> list[Notebook]:
-        """Select the least recently used idle notebooks to evict, as room for `num_new` more."""
+        """Select the least recently used idle notebooks whose eviction makes room for `num_new` more."""
         if len(self._notebooks) + num_new <= self._max_live:
             return []
         num_live = sum(notebook.is_live for notebook in self._notebooks.values())

@@ -21,7 +21,7 @@ from asterism.bus.messages import (
     Output,
 )
 
-# Addresses of a 64-bit process have at least nine digits, or fewer where the output limit cut one off.
+# Addresses of a 64-bit process have at least nine digits, or fewer if the output limit cut an address.
 _ADDRESS = re.compile(r"(?<= at 0x)(?:[0-9a-f]{9,16}\b|[0-9a-f]{1,8}\Z)")
 
 

@@ -1,6 +1,6 @@
 """Selects the preload of the fork server for a piece of code.
 
-A fork of a numpy server costs twice as much as a fork of a bare server; a fork of a sympy server, four times.
+A fork of a numpy server costs twice as much as a fork of a bare server, and a fork of a sympy server four times.
 """
 
 import ast

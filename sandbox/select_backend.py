@@ -1,4 +1,4 @@
-"""Makes the sandbox that a configuration selects: in containers, on this machine, or in containers if possible."""
+"""Makes the configured sandbox: in containers, on this machine, or in containers with this machine as a fallback."""
 
 import asyncio
 from typing import NoReturn

@@ -92,7 +92,7 @@ class SoloListener(Protocol):
     """Generates the turns, and receives calls and results. An exception of a method ends `SoloDriver.play`."""
 
     async def generate(self, request: TurnRequested) -> TurnGenerated | TurnFailed:
-        """Generate a turn; the trajectory has all results of the turn before."""
+        """Generate a turn; the trajectory has all results of the previous turn."""
         ...
 
     def add_turn(self, generated: TurnGenerated, refusals: Mapping[int, str]) -> None:

@@ -56,7 +56,7 @@ def migrate_file(file: Path, console: Console) -> None:
 
 
 def _print_table(heading: str, section: type[msgspec.Struct], table: object, console: Console) -> None:
-    """Print the table. None stands for an absent one."""
+    """Print the table. None stands for an absent table."""
     summary = (vars(section).get("__doc__") or "").partition("\n")[0]
     title = heading if table is not None else f"# absent: {heading}"
     console.print(f"\n[bold]{escape(title)}[/]" + (f"  # {escape(summary)}" if summary else ""), soft_wrap=True)
@@ -89,7 +89,7 @@ def _format_toml(value: object) -> str:
 
 
 def read_descriptions(section: type[msgspec.Struct]) -> dict[str, str]:
-    """Map each key to its comment, at its line or above it in the schema's source."""
+    """Map each key to its comment in the schema's source, on the key's line or above it."""
     keys = {field.name: field.encode_name for field in msgspec.structs.fields(section)}
     return {keys[name]: text for name, text in _iter_described_fields(section) if name in keys}
 

@@ -1,5 +1,5 @@
-"""Every command prints through this console, which escapes control and invisible characters and, when the reader of its
-output has closed it, ends without a traceback; `--json FILE` writes the complete result for other programs.
+"""Every command prints through this console, which escapes control and invisible characters. If its reader closes the
+output, the command ends without a traceback. `--json FILE` writes the complete result for other programs.
 
 Programs, the model and data files can contain sequences that set the terminal's title or clipboard,
 overwrite lines or reverse the order of text.
@@ -90,7 +90,7 @@ def make_table(*titles: str, pad_edge: bool = False) -> Table:
 
 
 def hide_library_warnings() -> None:
-    """Hide matplotlib's warning of each command that it caches fonts in a temporary folder if HOME is not writable."""
+    """Hide matplotlib's warning that it caches fonts in a temporary folder because HOME is not writable."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 

@@ -106,7 +106,7 @@ def clean(
 ) -> None:
     """Keep verifiable, distinct questions that no test set has, in the layout {"question", "answer", "source"}.
 
-    OUTPUT's name with `.removed.jsonl` lists each removed row with the reason.
+    A file with OUTPUT's name and `.removed.jsonl` lists each removed row with the reason.
     """
     from asterism.tasks.curation.answer_check import find_unreadable_answers
     from asterism.tasks.curation.cleaning import OUTPUT_COLUMNS, CleanOptions, clean_questions

@@ -37,7 +37,7 @@ _PROGRESS_INTERVAL_S = 2.0
 
 
 def run_evaluation(options: EvalOptions, *, resume: bool, overwrite: bool, console: Console) -> int:
-    """Return 0, 1 after a lost process, a full disk or failures only, or 130 if interrupted. Raises UnusableInput."""
+    """Return 0; 1 after a lost process, a full disk or only failures; 130 if interrupted. Raises UnusableInput."""
     try:
         return _run_evaluation(build_evaluation_setup(options), resume=resume, overwrite=overwrite, console=console)
     except KeyboardInterrupt:
@@ -54,7 +54,7 @@ def _run_evaluation(setup: EvaluationSetup, *, resume: bool, overwrite: bool, co
     run = served.run
     setup = setup._replace(run=run)
     provenance = compute_provenance(run, setup.weights, served.description)
-    resume = resume and folder.config.exists()  # without it, the evaluation was killed before it began
+    resume = resume and folder.config.exists()  # no configuration: the evaluation was killed before it began
     with claimed_run_folder(run, resume=resume, overwrite=overwrite) as folder:
         keep_provenance(folder, provenance)
         keep_task_descriptions(folder, descriptions)

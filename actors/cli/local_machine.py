@@ -19,7 +19,7 @@ _COPIED_BYTES = {"cpu": 256 * 2**20, "cuda": 2**30}
 
 
 def detect_machine(run: RunConfig, *, measures: bool = False) -> PlannedMachines:
-    """Describe this machine; its GPUs only if the run uses some: they need torch. `measures` takes some seconds."""
+    """Describe this machine, with GPUs only if the run uses some: GPUs need torch. `measures` takes some seconds."""
     uses_gpus = "cuda" in (run.learner.device, run.engine.device)
     gpus, gpu = _find_gpus() if uses_gpus else (0, None)
     cpu = None

@@ -40,7 +40,7 @@ from asterism.policies.tools.task_description import TaskDescription, choose_acc
 
 
 def run_recipe(config: Path, overrides: Sequence[str], selection: StageSelection, console: Console) -> int:
-    """Return 0, 1 if a process died, the disk is full or a health check failed, or 130 if interrupted."""
+    """Return 0; 1 if a process died, the disk is full or a health check failed; 130 if interrupted."""
     try:
         if stages := load_stages(config, overrides):
             return _run_stages(stages, selection, console)

@@ -74,13 +74,13 @@ def find_run_step(text: str) -> RunStep:
 
 
 def find_run_folder(text: str) -> RunFolder | None:
-    """Return the run of RUN, RUN:STEP or the folder of a checkpoint; None if it does not exist."""
+    """Return the run that RUN, RUN:STEP or a checkpoint's folder names, or None if it does not exist."""
     found = find_checkpoint_folder(Path(text))
     return found.run if found is not None else _find_run(text) or _find_run(text.rpartition(":")[0])
 
 
 def find_checkpoint_folder(path: Path) -> RunStep | None:
-    """Return the run and the step of a checkpoint's folder; None for another folder."""
+    """Return the run and the step of a checkpoint's folder, or None for another folder."""
     resolved = path.resolve()
     run, name = RunFolder(resolved.parent.parent), CHECKPOINT_NAME.fullmatch(resolved.name)
     if name is None or resolved.parent != run.checkpoints or not run.config.is_file():
@@ -123,7 +123,7 @@ def _describe_folder(text: str, path: Path) -> CheckpointArgument:
 
 
 def _find_run(text: str) -> RunFolder | None:
-    """Return the run in this folder, or the run of this name in runs/; None without either."""
+    """Return the run in this folder, or the run of this name in runs/, or None without either."""
     folders = (Path(text), Path(RUNS_FOLDER) / text) if text else ()
     for path in folders:
         StagesFolder(path).refuse()

@@ -1,7 +1,7 @@
 """A generator ends immediately, without further messages, when its engine is lost for good.
 
 The launcher then reports that the engine has left, and each of its turns is requested once again.
-A failure that the generator reported would count in addition, so it reports no failure while `is_set`.
+A failure that the generator reports would count in addition, so the generator reports none while `is_set`.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class EngineGoneSignal:
 
     @contextmanager
     def raising_engine_failure(self) -> Generator[None]:
-        """Raise EngineFailure after `cancel_task`, and for a group of only EngineFailures."""
+        """Raise EngineFailure after `cancel_task`, or instead of a group with only EngineFailures."""
         try:
             yield
         except asyncio.CancelledError:

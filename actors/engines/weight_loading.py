@@ -21,9 +21,9 @@ class WeightLoader:
         timeout_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`fetch` copies weights to this machine or raises WeightsRefused; None if the learner runs on this machine.
+        """`fetch` copies weights to this machine or raises WeightsRefused; it is None if the learner runs here.
 
-        `timeout_s` limits a transfer with its load.
+        `timeout_s` limits the transfer plus the load.
         """
         self._engine, self._fetch, self._timeout_s, self._clock = engine, fetch, timeout_s, clock
         self._loaded_digest = ""

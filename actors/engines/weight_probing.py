@@ -28,7 +28,7 @@ class EngineProber:
     async def score(self, weights: WeightsPublished) -> tuple[float, ...]:
         """Generate one greedy token after each prompt of the weights' probe, as a turn does.
 
-        Return their log probabilities; without a probe, after a failure or after PROBE_TIMEOUT_S, nothing.
+        Return the tokens' log probabilities, or none without a probe, after a failure or after PROBE_TIMEOUT_S.
         """
         if weights.probe is None:
             return ()

@@ -55,7 +55,7 @@ class AnswerLog:
     def __init__(
         self, path: Path, rules: Mapping[str, Rules], success: SuccessRule, *, has_dialogues: bool = False
     ) -> None:
-        """`rules` are by name of the task. `has_dialogues`: lines contain the texts of responses."""
+        """`rules`: the rules by name of the task. `has_dialogues`: lines contain the texts of responses."""
         self._path, self._rules = path, rules
         self._success, self._has_dialogues = success, has_dialogues
         cut_torn_line(path)
@@ -174,7 +174,7 @@ class AnswerObserver:
 
 
 def extract_answer(rules: Rules, end: TrajectoryFinished) -> str | None:
-    """Return the answer that the rollout extracted for the grader; empty without one, and if a limit ended it ungraded.
+    """Return the answer that the rollout extracted for the grader; the text is empty without an answer or a grading.
 
     The answer is None for an environment or a dialogue: their rewards need none.
     """
@@ -211,7 +211,7 @@ def _decode(rules: Rules, part: bytes) -> str:
 
 
 def drop_answers_after(path: Path, step: int) -> None:
-    """Remove the answers of weights after `step`, from which a run resumes; all answers if it starts again.
+    """Remove the answers of weights after `step`, from which a run resumes, or all answers if the run starts again.
 
     Raises UnusableInput for a damaged line.
     """

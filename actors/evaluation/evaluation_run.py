@@ -223,7 +223,7 @@ def _build_evaluation(base: RunConfig, files: dict[str, Path], options: EvalOpti
 
 
 def _build_set(base: RunConfig, name: str, file: Path, options: EvalOptions) -> EvaluationSetConfig:
-    """Build a set of all questions of the file, with the task of the run's set of this name."""
+    """Build a set of all questions of the file; its task is that of the run's set of the same name."""
     known = next((each for each in base.evaluation.sets if each.name == name), None)
     try:
         rows = sum(1 for _ in read_rows(file))
@@ -239,7 +239,7 @@ def _build_set(base: RunConfig, name: str, file: Path, options: EvalOptions) -> 
 
 
 def _list_known_sets(base: RunConfig, options: EvalOptions) -> Sequence[EvaluationSetConfig]:
-    """List the run's sets: [[evaluation.sets]], or for several answers per question data.test or tasks[].test."""
+    """List the run's sets: [[evaluation.sets]], or, with several answers per question, data.test or tasks[].test."""
     if base.evaluation.sets:
         return base.resolved_evaluation_sets
     if (options.samples or 1) == 1:
@@ -253,7 +253,7 @@ def _limit_set(known: EvaluationSetConfig, options: EvalOptions) -> EvaluationSe
 
 
 def count_planned_answers(run: RunConfig) -> int:
-    """Count the answers, at most: prompts over the limit are not asked."""
+    """Return the maximum number of answers: prompts over the limit get no answer."""
     return sum(each.questions * each.samples for each in run.resolved_evaluation_sets)
 
 

@@ -72,12 +72,12 @@ class EvaluationMetrics:
         await self._write(message)
 
     def _select_recorded(self, message: MetricsRecorded) -> dict[str, float]:
-        """Return the values to keep: the recorder lacks the answers of earlier launches of `asterism eval`."""
+        """Return the values to keep: in `asterism eval`, the recorder lacks the answers of earlier launches."""
         kept = ("version", "other_version_tokens") if self._run.evaluation.only else message.values
         return {key: message.values[key] for key in kept}
 
     def _compute(self, answers: Sequence[AnswerRecord]) -> dict[str, float]:
-        """Compute figures of sets with several answers per question; for `asterism eval` the recorder's keys too."""
+        """Compute figures of sets with several answers per question; for `asterism eval`, also the recorder's keys."""
         values = self._count_all(answers) if self._run.evaluation.only else {}
         for each in self._run.resolved_evaluation_sets:
             own = [answer for answer in answers if answer.set == each.name]

@@ -141,7 +141,7 @@ def read_questions(
 
 
 def find_over_limit(names: Sequence[str], asked: set[str], limit: int) -> list[str]:
-    """List the questions of the file that were skipped for their long prompts. If the set has reached its limit, only
+    """List the questions of the file that were skipped because of long prompts. If the set has reached its limit, only
     questions before the last asked one count."""
     last = max((place for place, name in enumerate(names) if name in asked), default=-1)
     considered = names[: last + 1] if len(asked) >= limit else names

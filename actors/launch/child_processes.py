@@ -32,7 +32,7 @@ class ChildProcess(NamedTuple):
 
 
 class ChildProcesses:
-    """Children of a launcher: each dies with it, and has its own session, so that ^C reaches only the launcher."""
+    """Children of a launcher. A child dies with the launcher, and has its own session: ^C reaches only the launcher."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder

@@ -68,14 +68,14 @@ def claimed_run_folder(run: RunConfig, *, resume: bool, overwrite: bool) -> Gene
 
 
 def delete_run(folder: RunFolder) -> None:
-    """Delete the run except its lock. Raises RunFolderError if a run uses the folder, and OSError."""
+    """Delete the run except its lock. Raises OSError, and RunFolderError if a run uses the folder."""
     with folder.lock.open("a+") as lock:
         _acquire_lock(lock.fileno(), folder)
         _delete_content(folder)
 
 
 def keep_task_descriptions(folder: RunFolder, descriptions: Mapping[str, TaskDescription]) -> None:
-    """Write the descriptions for the run's processes. Raises RunFolderError if a resumed run began with others."""
+    """Write the descriptions for the run's processes. Raises RunFolderError if a resumed run has changed one."""
     before = read_task_descriptions(folder) if folder.task_descriptions.exists() else {}
     if changed := [name for name, each in before.items() if descriptions.get(name) != each]:
         name = changed[0]

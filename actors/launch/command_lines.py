@@ -78,7 +78,7 @@ class CommandLines:
         )
 
     def _build_incarnation_flags(self, incarnation: int) -> tuple[str, ...]:
-        """Give each incarnation a new epoch: it has no state of the links of the killed one."""
+        """Give each incarnation a new epoch, because it has no state of the killed incarnation's links."""
         return "--incarnation", str(incarnation), "--epoch", str(compute_link_epoch(self._launch, incarnation))
 
     def _build_argv(self, module: str, *arguments: str) -> list[str]:

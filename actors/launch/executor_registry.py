@@ -31,7 +31,7 @@ class ExecutorRegistry:
         self._logger = structlog.get_logger()
 
     def build_programs(self) -> Mapping[str, Program]:
-        """Build one program per executor. Its first result (ExecutorHealthy), not its running time, resets failures."""
+        """Build one program per executor. The first result (ExecutorHealthy), not a running time, resets failures."""
         return {
             name: Program(
                 lambda incarnation, name=name: self._build_argv(name, incarnation),
@@ -66,7 +66,7 @@ class ExecutorRegistry:
         await self.on_left(f"{child.name}/{incarnation}", describe_exit(child))
 
     def _is_fatal_exit(self, incarnation: int, child: ChildProcess) -> bool:
-        """Return whether unusable input ended a first incarnation that never joined; later the machine may fail."""
+        """Return whether unusable input ended a first incarnation that never joined; later the machine can fail."""
         return incarnation == 1 and f"{child.name}/1" not in self._joined and child.process.returncode == EXIT_UNUSABLE
 
     async def _notify_rollouts(self, event: ExecutorJoined | ExecutorLeft) -> None:

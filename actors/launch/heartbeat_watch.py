@@ -29,7 +29,7 @@ class HeartbeatWatch:
     def __init__(
         self, senders: Sequence[str], incarnation: int, settings: SupervisionConfig, folder: RunFolder
     ) -> None:
-        """Start the time until the first heartbeat. Needs a running event loop."""
+        """Start to wait for the first heartbeat. Needs a running event loop."""
         self._loop = asyncio.get_running_loop()
         self._incarnation = incarnation
         self._settings = settings
@@ -46,7 +46,7 @@ class HeartbeatWatch:
 
     async def wait_for_exit(self, process: asyncio.subprocess.Process) -> Hang | None:
         """Wait until the process has exited (None), or hangs."""
-        exit_wait = asyncio.ensure_future(process.wait())  # one wait for the loop: a process keeps cancelled waits
+        exit_wait = asyncio.ensure_future(process.wait())  # a single wait, because a process keeps cancelled waits
         try:
             return await self._wait_for_hang(exit_wait)
         finally:

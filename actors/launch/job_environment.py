@@ -1,6 +1,6 @@
 """The environment of torchrun, Slurm's srun or a Kubernetes indexed job has this node's rank in its cluster.
 
-If several apply, the innermost counts: torchrun may run under srun, and srun in a pod. A job with one task is not a
+Of several launchers, the innermost counts: torchrun can run under srun, srun in a pod. A job with one task is not a
 cluster: the task may be a shell (`srun --pty bash`, `salloc`), and the index may number a sweep.
 """
 
@@ -29,7 +29,7 @@ class NodePlacement(NamedTuple):
 
 
 def read_placement(environment: Mapping[str, str]) -> NodePlacement | None:
-    """Return the placement; None for a single process. Raises UnusableInput: a shared node or an invalid rank."""
+    """Return the placement, or None for a single process. Raises UnusableInput: a shared node or an invalid rank."""
     if "TORCHELASTIC_RUN_ID" in environment:
         place = _read_torchrun(environment)
     elif "SLURM_STEP_ID" in environment:  # a batch script and a plain shell have SLURM_PROCID too, but no step

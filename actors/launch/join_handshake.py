@@ -43,7 +43,7 @@ class JoinOptions(NamedTuple):
 async def request_join(
     name: str, bus: Bus, options: JoinOptions, print_line: PrintLine, interrupted: asyncio.Event
 ) -> JoinAccepted | None:
-    """Request to join and return the answer; None if the wait was interrupted or timed out."""
+    """Request to join and return the answer, or return None if the wait was interrupted or timed out."""
     own = options.own_address
     await bus.send(LAUNCHER, JoinRequested(name, own.host, own.port, options.num_generators, options.num_executors))
     with contextlib.suppress(TimeoutError):

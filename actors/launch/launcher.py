@@ -1,8 +1,8 @@
 """The launcher starts a run's processes, supervises them, shows progress, and stops them in order.
 
 Consumes heartbeats (asterism.bus.process.heartbeat), Progress, HealthReported, RunFinished, and messages about
-executors; waits for the run's end, a process that fails too often (supervisor.py), or SIGINT. No process outlives it:
-children die with it, even after `kill -9`.
+executors; waits for the run's end, a process that fails too often (supervisor.py), or SIGINT. No process outlives the
+launcher: children die with it, even after `kill -9`.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Launcher:
         return ending
 
     def _open_cluster(self) -> Sequence[Listener]:
-        """Assign the addresses of this node's processes; none unless other nodes can join. Raises UnusableInput."""
+        """Assign the addresses of this node's processes if other nodes can join. Raises UnusableInput."""
         cluster = self._run.cluster
         if not cluster.key:
             return ()
@@ -180,7 +180,7 @@ class Launcher:
     def _start(self, step: int | None, bus: Bus, executor_registry: ExecutorRegistry) -> Supervisor:
         """Start in dependency order; messages to processes that are not up yet are queued.
 
-        `step` is the step to resume from; None without a checkpoint.
+        `step` is the step to resume from, or None without a checkpoint.
         """
         if step is not None:
             self._display.print_line(f"resuming after step {step}")
@@ -340,7 +340,7 @@ class Launcher:
 
 
 def describe_failure(report: FailureReported, folder: RunFolder) -> str:
-    """Describe the first failed trajectory of a kind: its cause, and the command and the file with more."""
+    """Describe the first failed trajectory of a kind: its cause, and the command and the file with details."""
     where = f"step {report.step}" if report.step else "evaluation"
     cause = report.cause.partition("\n")[0]
     return (
@@ -350,7 +350,7 @@ def describe_failure(report: FailureReported, folder: RunFolder) -> str:
 
 
 async def save_at_interrupt(bus: Bus, saved_steps: asyncio.Queue[int], metrics: Path) -> Literal["interrupted"]:
-    """Save, and wait for the step's line of metrics, which a resume needs; it follows the weights to the engines."""
+    """Save, and wait for the step's metrics, which a resume needs. Their line follows the weights to the engines."""
     await bus.send(LEARNER, CheckpointRequested())
     step = await saved_steps.get()
     while True:

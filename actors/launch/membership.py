@@ -105,7 +105,7 @@ class ClusterMembership:
         kill_learner: Callable[[], Awaitable[None]],
         display: Display,
     ) -> None:
-        """`listeners` are the processes of node 0. `kill_learner` kills its learner, so that it is restarted."""
+        """`listeners`: the processes of node 0. `kill_learner` kills its learner, which is then restarted."""
         self._run = run
         self._folder = folder
         self._launch = launch
@@ -118,7 +118,7 @@ class ClusterMembership:
         self._nodes: dict[str, WorkerNode] = {}  # nodes by name of their launcher
         self._node_joined = asyncio.Event()
         self._learner_incarnation = 0
-        self._learner_launchers: tuple[str, ...] = ()  # launchers of the other nodes that run its ranks
+        self._learner_launchers: tuple[str, ...] = ()  # launchers of the other nodes that run the learner's ranks
         self._logger = structlog.get_logger()
 
     # ---------------------------------------------------------------- messages of nodes

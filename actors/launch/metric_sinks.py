@@ -1,4 +1,4 @@
-"""Each metric sink has a process outside the supervision of the run: it is restarted while the run lasts, and
+"""Each metric sink has a process outside the supervision of the run: the process is restarted while the run lasts, and
 never ends the run.
 
 At the end each sink gets a bounded time to deliver the rest. Nothing is lost afterwards: metrics.jsonl has all records, and
@@ -55,7 +55,7 @@ class MetricSinks:
         self._logger = structlog.get_logger()
 
     def start(self) -> None:
-        """Start the sinks, after metrics.jsonl has lost the lines of the steps that this launch repeats."""
+        """Start the sinks. metrics.jsonl must no longer have the steps that this launch repeats."""
         if self._options.sinks:
             make_identity(self._folder)
         self._tasks = {name: asyncio.create_task(self._keep_running(name)) for name in self._options.sinks}

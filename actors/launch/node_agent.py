@@ -1,8 +1,8 @@
 """The node agent is the launcher of nodes 1 and up: it joins a run, supervises its processes here, and stops them.
 
 It exchanges messages only with node 0 (asterism.actors.launch.membership). After `supervision.heartbeat_timeout_s` without a
-message from node 0, which removes this node after the same time, it stops its processes; it may then join again as a
-new node.
+message from node 0, which removes this node after the same time, the agent stops its processes; it can then join again
+as a new node.
 """
 
 import asyncio

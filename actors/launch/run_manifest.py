@@ -39,9 +39,9 @@ def write_first_manifest(folder: RunFolder) -> None:
 
 
 def write_run_manifest(folder: RunFolder, *, has_other_nodes: bool) -> None:
-    """Write the manifest after the processes of a launch have ended; not on a full disk.
+    """Write the manifest after the processes of a launch have ended, unless the disk is full.
 
-    With `has_other_nodes` the logs are not listed: those nodes may still append to them.
+    With `has_other_nodes` the logs are not listed: those nodes can still append to the logs.
     """
     try:
         for log in folder.events.glob("*.sqlite"):

@@ -1,4 +1,4 @@
-"""A stall watchdog reports a run without progress, and the actors that wait by the event logs."""
+"""A stall watchdog reports a run without progress, and lists from the event logs the actors that wait."""
 
 import asyncio
 import sys
@@ -33,12 +33,12 @@ class StallWatchdog:
                     await self._report()
 
     def _has_new_answers(self) -> bool:
-        """Return whether an evaluation has a new answer: a long one shows no progress until its end."""
+        """Return whether an evaluation has a new answer: a long evaluation shows no progress until its end."""
         path = self._folder.answers
         return path.exists() and time.time() - path.stat().st_mtime < self._stall_s
 
     async def _report(self) -> None:
-        """Run `asterism log waits` in a separate process, since reading the logs may take long."""
+        """Run `asterism log waits` in a separate process, since reading the logs can take long."""
         command = (sys.executable, "-P", "-m", "asterism.actors.cli.log.waits_command", str(self._folder.path))
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)

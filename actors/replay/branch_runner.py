@@ -65,7 +65,7 @@ async def continue_trajectories(
     strict: bool = False,
     tasks: TaskServices | None = None,
 ) -> list[EndedTrajectory]:
-    """Run each trajectory to its end, and return the ends in the same order. All must be at the start of a turn.
+    """Run each trajectory from the start of a turn to its end, and return the ends in the same order.
 
     Starts and closes engine and sandbox; raises their start-up errors in an ExceptionGroup. Executor documents
     `strict` and `tasks`.

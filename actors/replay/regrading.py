@@ -52,7 +52,7 @@ class RegradedTrajectory(msgspec.Struct, frozen=True):
 def read_stored_trajectories(
     folder: RunFolder, on_missing_group: Callable[[], None], task: str = ""
 ) -> Iterator[StoredTrajectory]:
-    """Yield the trajectories of `task`, or of all tasks, in order of their ends; if a step ran twice, those of both."""
+    """Yield the trajectories of `task`, or of all tasks, in order of their ends; a step that ran twice counts twice."""
     groups: dict[int, StartGroup] = {}
     for logged in merge_events(folder, EventFilter(kinds=_KINDS)):
         message = logged.envelope.message
@@ -77,8 +77,8 @@ async def regrade(
 
 
 class SubmissionBuilder:
-    """A builder of submissions. `renderers` are by task. `rows` by problem are for reward functions: empty if the
-    log has the rows, None without functions. Each submission has a new id, since a step may run twice."""
+    """A builder of submissions. `renderers`: by task. `rows`: by problem, for reward functions; empty if the log has
+    the rows, None without functions. Each submission has a new id, since a step may run twice."""
 
     def __init__(self, renderers: Mapping[str, DialogueRenderer], rows: Mapping[str, bytes] | None) -> None:
         self._renderers, self._rows = renderers, rows

@@ -66,11 +66,11 @@ class ReplayDifference(msgspec.Struct, frozen=True):
 class ReplayResult(msgspec.Struct, frozen=True):
     num_events: int
     difference: ReplayDifference | None
-    num_skipped: int = 0  # events of launches of which log.keep_steps has removed a part
+    num_skipped: int = 0  # events of launches that log.keep_steps has removed in part
 
     @property
     def identical(self) -> bool | None:
-        """Return whether replay and log are equal; None if they are, but some events could not be replayed."""
+        """Return whether replay and log are equal, or None if they are, but some events could not be replayed."""
         if self.difference is not None:
             return False
         return None if self.num_skipped else True
@@ -101,7 +101,7 @@ def find_log(folder: RunFolder, process: str) -> Path:
 
 
 def replay_process(process: str, path: Path, deciders: Mapping[str, Decider]) -> ReplayResult:
-    """Replay from the first launch of the run of which the log still has every event."""
+    """Replay from the first launch that is still complete in the log."""
     replay = LogReplay(process, path, deciders)
     replay.catch_up()
     return sum_results([replay])
@@ -156,7 +156,7 @@ class LogReplay:
 
 
 def find_first_complete_seq(path: Path) -> int:
-    """Return the first event of the first launch of which the log still has every event.
+    """Return the first event of the first launch that is still complete in the log.
 
     This is 1 if nothing was removed, and a number past the log's end if every launch lacks events.
     """
@@ -190,7 +190,7 @@ def replay_before(path: Path, deciders: Mapping[str, Decider], until: float) -> 
 def redecide_complete_launches(
     path: Path, deciders: Mapping[str, Decider], *, until: float | None = None
 ) -> Iterator[tuple[Event, DecidedEvent]]:
-    """Decide again, from the first launch of the run of which the log still has every event.
+    """Decide again, from the first launch that is still complete in the log.
 
     Raises UnusableLog if log.keep_steps has removed events of every launch.
     """
@@ -236,7 +236,7 @@ class ReplayedTrajectory(NamedTuple):
 def replay_trajectory(
     log: Path, rollout: Rollout, trajectory_id: int, tool_result: ResultOverride | None = None
 ) -> ReplayedTrajectory:
-    """Decide on the events up to the trajectory's end. `rollout` must be new. The latest one of this number counts.
+    """Decide on events up to the trajectory's end. `rollout` must be new. The latest trajectory of the number counts.
 
     Raises UnusableInput if the log lacks the trajectory, or if its events are decided in another
     way than in the run; a replay with another tool result is not compared with the run.
@@ -272,7 +272,7 @@ def replay_trajectory(
 
 
 def _get_changed(decided: DecidedEvent, trajectory_id: int) -> Trajectory | None:
-    """Return the state that the event changed, also if the trajectory has ended; None for other trajectories."""
+    """Return the state that the event changed, also if the trajectory has ended, or None for other trajectories."""
     changed = decided.state
     return changed if isinstance(changed, Trajectory) and changed.trajectory_id == trajectory_id else None
 

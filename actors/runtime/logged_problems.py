@@ -40,7 +40,7 @@ def write_problem_counts(folder: RunFolder, counts: ProblemCounts) -> None:
 
 
 def read_problem_counts(folder: RunFolder) -> ProblemCounts | None:
-    """Read the counts; None if the head has never loaded the problems."""
+    """Read the counts, or return None if the head has never loaded the problems."""
     path = folder.problem_counts
     check_file(path)
     return msgspec.json.decode(path.read_bytes(), type=ProblemCounts) if path.exists() else None
@@ -58,7 +58,7 @@ class LoggedProblems(Sequence[TokenizedProblem]):
         load_all: Callable[[], Sequence[TokenizedProblem]],
         may_grow: Callable[[], bool],
     ) -> None:
-        """`counts` are by task. `load_all` reads the data files. While the log `may_grow`, a lookup waits."""
+        """`counts`: by task. `load_all` reads the data files. While the log `may_grow`, a lookup waits."""
         self._log, self._purpose, self._count, self._seed = log, purpose, sum(counts), run.seed
         self._order = ProblemOrder(counts, [task.weight for task in run.resolved_tasks], run.seed)
         self._load_all, self._may_grow = load_all, may_grow

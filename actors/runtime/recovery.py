@@ -176,7 +176,7 @@ def recover(
     start_frames: Sequence[bytes],
     observer: Observer | None = None,
 ) -> Recovery | None:
-    """Return the recovered state; None if the log has no event of this epoch, because the process starts.
+    """Return the recovered state, or None if the log has no event of this epoch, because the process starts.
 
     Raises NotRecoverable, and UnusableLog if log.keep_steps has removed events that recovery needs.
     """

@@ -26,7 +26,7 @@ class NotResumable(UnusableInput):
 
 
 def choose_resume_step(folder: RunFolder, run: RunConfig, print_line: Callable[[str], None]) -> int | None:
-    """Return the newest step from which the run can resume with a complete checkpoint; None: start from the beginning.
+    """Return the newest step from which the run can resume with a complete checkpoint, or None to begin anew.
 
     Damaged checkpoints of newer steps keep their files under another name, and `print_line` gets a line about each.
     The cursor and the metrics then follow from the older step. Reads the files that
@@ -74,9 +74,9 @@ def _check_first_checkpoint(folder: RunFolder) -> None:
 
 
 def find_resume_step(folder: RunFolder) -> int | None:
-    """Return the newest step with both a checkpoint and a record in the log; None without a checkpoint to resume from.
+    """Return the newest step with both a checkpoint and a record in the log, or None without such a checkpoint.
 
-    A kill may leave a checkpoint without its log record or its metrics line; then the step before is chosen. The newest
+    A kill may leave a checkpoint without its log record or its metrics line; then an earlier step is chosen. The newest
     recorded step is chosen even without a metrics line if no earlier step has one.
     """
     recorded = {0, *_read_collected_steps(folder.events / f"{HEAD}.sqlite")}
@@ -100,7 +100,7 @@ def find_cursor(log: Path, step: int, first_problem: int = 0) -> BufferCursor:
 
 
 def list_earlier_steps(log: Path, run: RunConfig, step: int) -> tuple[StepOutcome, ...]:
-    """List the outcomes up to `step` that the log still has; none without [early_stopping]."""
+    """List the outcomes up to `step` that the log still has, or none without [early_stopping]."""
     if not run.early_stopping.window_steps or not step:
         return ()
     collected = _read_collected_steps(log)

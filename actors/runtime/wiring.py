@@ -51,7 +51,7 @@ def list_generators(run: RunConfig) -> tuple[str, ...]:
 
 
 def get_stop_timeout_s(run: RunConfig, process: str) -> float:
-    """Return the seconds from Shutdown to the kill. A generator that stops a server has more of them."""
+    """Return the seconds from Shutdown to the kill. A generator that stops a server gets more time."""
     return STOP_TIMEOUT_S + (ENGINE_KINDS[run.engine.kind].stop_allowance_s if is_generator(process) else 0.0)
 
 

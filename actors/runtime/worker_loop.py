@@ -37,7 +37,7 @@ async def serve(
 
     `dispatch` returns the work for a message, or None, without waiting. `on_started` receives the task of this work,
     before it runs and before the next message is received. Each message waits for `wait_for_capacity`, and no other is
-    received meanwhile, so senders get back-pressure; without it, the senders bound the tasks in flight.
+    received meanwhile, so senders get back-pressure. By default, the senders bound the tasks in flight.
     """
     tasks: set[asyncio.Task[None]] = set()
     async with asyncio.TaskGroup() as group:

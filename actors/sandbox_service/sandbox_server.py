@@ -6,8 +6,8 @@ Clients are processes of the same user, and none of their messages ends the serv
 client may not send, such as Shutdown, and an exception during a request fails only this request.
 
 Bounds: `max_clients`; the requests of MAX_REFUSED_CLIENTS further clients fail, and packets of all others are dropped.
-At most, a client has MAX_NOTEBOOKS with MAX_CELL_BYTES in all, a message MAX_REQUEST_BYTES, and MAX_REFUSALS failures
-wait to be sent. A client that has closed its sockets is removed, with its notebooks.
+Further bounds: MAX_NOTEBOOKS per client with MAX_CELL_BYTES in total, MAX_REQUEST_BYTES per message, and MAX_REFUSALS
+unsent failures. A client that has closed its sockets is removed, with its notebooks.
 """
 
 import asyncio
@@ -133,7 +133,7 @@ class _ServedClient:
         added = sum(map(sys.getsizeof, codes))
         self.notebooks.setdefault(trajectory_id, 0)
         if trajectory_id in self.unusable or self._cell_bytes + added > MAX_CELL_BYTES:
-            self.unusable.add(trajectory_id)  # until it ends or is restored, since its state lacks these cells
+            self.unusable.add(trajectory_id)  # until the notebook ends or is restored: it lacks these cells
             return f"the cells of this client's notebooks have more than {MAX_CELL_BYTES >> 20} MiB; end notebooks"
         self.notebooks[trajectory_id] += added
         self._cell_bytes += added
@@ -227,7 +227,7 @@ class ClientGateway:
         return Envelope(self.process, self.process, SessionEnded(self._ended_notebooks.popleft()))
 
     def _check(self, delivery: Delivery, envelope: Envelope) -> Envelope | None:
-        """Return the message for the executor, with the server's number of its trajectory; None if it is refused."""
+        """Return the message for the executor, with the server's number of its trajectory, or None if it is refused."""
         client, message = self._clients.get(delivery.sender), envelope.message
         if client is None or not isinstance(message, Request) or envelope.sender != delivery.sender:
             self._logger.error("message.refused", client=delivery.sender, kind=type(message).__name__)

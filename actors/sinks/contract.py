@@ -36,13 +36,13 @@ class BackendRun(msgspec.Struct, frozen=True):
 
 
 class MetricSink(Protocol):
-    """A sink of records in its own process, so each call may block. An exception ends the process; the next repeats the
-    undelivered records."""
+    """A sink of records in its own process, so each call may block. An exception ends the process; the next process
+    repeats the undelivered records."""
 
     is_durable: bool  # whether records are delivered after `write`; otherwise only after `close`
 
     def write(self, records: Sequence[MetricRecord]) -> None:
-        """Write the records. After a kill a record may come twice."""
+        """Write the records. After a kill, a record can come twice."""
         ...
 
     def replace_from(self, step: int) -> None:
@@ -79,7 +79,7 @@ def open_sink(name: str, run: BackendRun) -> MetricSink:
 
 
 def check_sinks(names: Sequence[str]) -> Sequence[str]:
-    """Return the names. Raises UnusableInput for an unknown sink, and without its packages. Imports no package."""
+    """Return the names. Raises UnusableInput for an unknown sink, or one without its packages. Imports no package."""
     for name in names:
         if name not in SINK_KINDS:
             raise UnusableInput(f'"{name}" is no sink; known: {", ".join(SINK_KINDS)}')

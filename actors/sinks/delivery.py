@@ -69,7 +69,7 @@ def deliver(folder: RunFolder, name: str, open_sink: Callable[[], MetricSink], w
 def _repeat_undelivered(sink: MetricSink, ledger: DeliveryLedger, present: Sequence[bytes]) -> None:
     """Continue an earlier process: replace the steps that a resumed run repeats, and send unconfirmed lines again."""
     if (step := ledger.find_repeated_step(present)) is not None:
-        sink.replace_from(step)  # precedes the ledger's entry, so that a killed process repeats it
+        sink.replace_from(step)  # before the ledger's entry, so that the process after a kill repeats the replacement
         ledger.enter_replaced(step)
     for batch in _split(ledger.select_undelivered(present)):
         _write(sink, batch)

@@ -21,7 +21,7 @@ from asterism.configs.errors import UnusableInput
 
 
 class Sent(msgspec.Struct, frozen=True, tag="sent", array_like=True):
-    """An entry that precedes the sending of a line. The line's number counts the `Sent` entries before."""
+    """An entry that precedes the sending of a line. The line's number counts the earlier `Sent` entries."""
 
     kind: str
     step: int
@@ -67,7 +67,7 @@ class DeliveryLedger:
         self._file.close()
 
     def find_repeated_step(self, lines: Sequence[bytes]) -> int | None:
-        """Return the first RL step that a resumed run repeats; None if `lines` of metrics.jsonl has all sent lines."""
+        """Return the first RL step that a resumed run repeats, or None if all sent lines are in metrics.jsonl."""
         present = set(map(compute_digest, lines))
         lost = [self._sent[number] for digest, number in self._numbers.items() if digest not in present]
         steps = [sent.step for sent in lost if get_axis(sent.kind) == "rl"]
@@ -116,7 +116,7 @@ class DeliveryLedger:
         return len(complete)
 
     def _append(self, entry: Sent | Delivered | Replaced) -> None:
-        """Append the entry. Raises OSError on a full disk, also if it has space for a part of the entry."""
+        """Append the entry. Raises OSError on a full disk, also if the disk has space for a part of the entry."""
         assert self._file is not None
         line = msgspec.json.encode(entry) + b"\n"
         if self._file.write(line) < len(line):

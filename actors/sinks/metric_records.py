@@ -49,6 +49,6 @@ def build_record(number: int, line: bytes) -> MetricRecord:
 
 def clean_name(key: str) -> str:
     """Change `reward: format` to `reward-format`; characters except letters, digits, "_", "." and "-" become "_", and
-    characters outside ASCII their code points, such as `_u683c`, so that names remain different."""
+    characters outside ASCII become code points, such as `_u683c`, so that names remain different."""
     ascii_key = key.encode("ascii", "backslashreplace").decode()
     return _OTHER_CHARACTERS.sub("_", ascii_key.replace(": ", "-"))

@@ -74,7 +74,7 @@ def write_unsolved_rows(
 ) -> UnsolvedCount:
     """Write the unsolved rows of `source` as JSONL, without repeated and unusable ones, which a run drops.
 
-    Raises UnusableInput if all problems are solved, and DiskError.
+    Raises DiskError, and UnusableInput if all problems are solved.
     """
     num_problems, num_solved, num_unvisited, report = 0, 0, 0, make_training_report(max_bad_rows)
     with replacing_file(target) as file:

@@ -31,14 +31,14 @@ class FinishedStage(NamedTuple):
 
 
 class StageStart(NamedTuple):
-    """Checkpoint and data position with which a stage continues the stage before."""
+    """Checkpoint and data position with which a stage continues the previous stage."""
 
     checkpoint: str  # absolute path
     first_problem: int
 
 
 def check_stage(run: RunConfig, options: StageConfig, before: RunConfig) -> None:
-    """Check the logs that this stage reads, and for `unsolved` the tasks, of the stage before. Raises UnusableInput."""
+    """Check what this stage reads of the previous one: its logs, and for `unsolved` its tasks. Raises UnusableInput."""
     prefix = f"stages: {options.name}: "
     if options.problems == "all":
         if options.problem_order == "continue" and not before.log.events:
@@ -74,12 +74,12 @@ def find_start(run: RunConfig, options: StageConfig, before: FinishedStage, firs
 
 
 def read_start(run: RunConfig) -> StageStart:
-    """Return the start of a stage that has begun with `run`. The files of the stage before may be deleted."""
+    """Return the start of a stage that has begun with `run`. The files of the previous stage can be deleted."""
     return StageStart(run.learner.resume_from, run.rl.first_problem)
 
 
 def continue_stage(run: RunConfig, options: StageConfig, start: StageStart, first: RunFolder) -> RunConfig:
-    """Return `run` with weights and, as configured, moments, data position and unsolved problems of the stage before.
+    """Return `run` with weights and, as configured, moments, data position and unsolved problems of the previous one.
 
     `first` is the folder of the first stage, to which `$RUN` refers in all stages.
     """
@@ -100,7 +100,7 @@ def continue_stage(run: RunConfig, options: StageConfig, start: StageStart, firs
 def write_unsolved(
     options: StageConfig, before: FinishedStage, first: RunFolder, print_line: Callable[[str], None]
 ) -> None:
-    """Write the problems of each task that the stage before has not solved. Raises UnusableInput and DiskError."""
+    """Write the problems of each task that the previous stage has not solved. Raises UnusableInput and DiskError."""
     results = read_problem_results(before.folder, before.run.success)
     descriptions = read_task_descriptions(before.folder)
     for task in before.run.resolved_tasks:

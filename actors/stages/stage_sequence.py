@@ -6,7 +6,7 @@
     runs/NAME/stages.png               reward, length and share at the length limit over all stages
 
 After any kill, `--resume` skips the finished stages and resumes the first unfinished one. A stage that has a checkpoint
-resumes without the logs of the stage before.
+resumes without the logs of the previous stage.
 """
 
 from collections.abc import Callable, Sequence
@@ -116,7 +116,7 @@ class StageSequence:
         return continue_stage(run, options, start, first)
 
     def _check_stages(self) -> None:
-        """Check, before a stage trains, that each stage can continue the one before. Raises UnusableInput."""
+        """Check, before a stage trains, that each stage can continue the previous one. Raises UnusableInput."""
         for index in range(max(1, self._first), len(self._stages)):
             options, run = self._stages[index]
             before = self._get_finished(index - 1).run if index == self._first else self._stages[index - 1][1]
@@ -149,7 +149,7 @@ class StageSequence:
         if selection.resume and not self.folder.record.exists():
             raise RunFolderError(f"{path}: there is no run to resume")
         if selection.overwrite:
-            for folder in reversed(begun):  # a kill leaves no later stage without the one before
+            for folder in reversed(begun):  # a kill leaves no later stage without its predecessor
                 delete_run(folder)
         path.mkdir(parents=True, exist_ok=True)
         names = [options.name for options, _ in self._stages]

@@ -36,7 +36,7 @@ class Vote(NamedTuple):
 
 
 def compute_majority(votes: Sequence[Vote]) -> float:
-    """Return the share of correct answers among the most frequent ones; 0 if no answer was extracted.
+    """Return the share of correct answers among the most frequent ones, or 0 if no answer was extracted.
 
     Correct answers are one class: the verifier has found each equal to the gold answer. Other answers are equal if their
     normalized texts are. A tie counts with the share of correct classes in it, which is the expectation of a random choice.
@@ -67,7 +67,7 @@ def compute_mean(values: Sequence[float]) -> float | None:
 
 
 def compute_standard_error(values: Sequence[float]) -> float | None:
-    """Return the standard error of the mean, from the sample variance; None for fewer than two values.
+    """Return the standard error of the mean, from the sample variance, or None for fewer than two values.
 
     Applied to means of questions, the error is clustered by question: answers to one question are not independent.
     """

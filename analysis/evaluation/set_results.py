@@ -21,7 +21,7 @@ from asterism.analysis.evaluation.answer_statistics import (
 
 
 class EvaluatedQuestion(msgspec.Struct, frozen=True):
-    """A question with all its answers; without answers if its prompt is over the limit."""
+    """A question with all its answers, or without answers if its prompt is over the limit."""
 
     name: str
     answers: tuple[AnswerRecord, ...] = ()
@@ -42,7 +42,7 @@ class EvaluatedQuestion(msgspec.Struct, frozen=True):
 
     @property
     def score(self) -> float:
-        """Share of correct answers; 0 for a prompt over the limit, which no answer can solve."""
+        """Share of correct answers, or 0 for a prompt over the limit, which no answer can solve."""
         return compute_mean([float(each.correct) for each in self.results]) or 0.0
 
     def compute_pass_at_k(self, k: int) -> float | None:
@@ -168,7 +168,7 @@ def _score_failed_as_wrong(question: EvaluatedQuestion) -> float:
 
 
 def _list_run_means(questions: Sequence[EvaluatedQuestion], samples: int) -> list[float]:
-    """Return the mean of each sample over the questions with a result of all samples; a prompt over the limit has 0."""
+    """Return the mean of each sample over questions with results of all samples. A prompt over the limit counts 0."""
     complete = [[each.correct for each in question.results] for question in questions if not question.is_over_limit]
     complete = [correct for correct in complete if len(correct) == samples]
     num_over_limit = sum(question.is_over_limit for question in questions)

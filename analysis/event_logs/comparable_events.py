@@ -42,7 +42,7 @@ _KINDS = (
     *(TrajectoryFinished, TrajectoryFailed, TrajectoryAborted),
     *(StepCollected, StepTrained, EvaluationFinished, WeightsPublished),
 )
-_EXCLUDED_FIELDS = ("executor", "trajectory_id", "lease")  # worker, placement, part of the stream's name
+_EXCLUDED_FIELDS = ("executor", "trajectory_id", "lease")  # these name the worker, the placement and the stream
 _CACHE_METRICS = ("recomputed_share",)  # metrics that depend on cache sizes and on the arrival order of requests
 _ENGINE_METRICS = ("probe_engines", "probe_unmoved_engines")  # counts of engines
 # The recorder restarts its comparison of probes at each launch. `probe_gap` is a result and stays.

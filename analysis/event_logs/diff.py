@@ -32,7 +32,7 @@ class RunDivergence(NamedTuple):
 
 
 def find_first_divergence(a: RunFolder, b: RunFolder, *, exact: bool = False) -> RunDivergence | None:
-    """Return the first divergence; None if the runs are equal. Raises UnusableInput."""
+    """Return the first divergence, or None if the runs are equal. Raises UnusableInput."""
     return next(iter(list_divergences(a, b, exact=exact)), None)
 
 
@@ -89,6 +89,6 @@ def _read_exact_events(process: str, folder: RunFolder) -> Iterator[ComparableEv
 
 
 def list_differing_fields(divergence: RunDivergence) -> list[str]:
-    """Return the names of the fields that differ; all names if only one run has the event."""
+    """Return the names of the fields that differ, or all names if only one run has the event."""
     a, b = (event.contents if event is not None else {} for event in (divergence.a, divergence.b))
     return [name for name in {**a, **b} if name != "bytes" and repr(a.get(name)) != repr(b.get(name))]

@@ -76,7 +76,7 @@ def _read_filtered(log_path: Path, event_filter: EventFilter, after_seq: int) ->
 
 
 def read_start_time(folder: RunFolder) -> float:
-    """Return the time of the first event of any process, in seconds since the epoch; 0 without events."""
+    """Return the time of the first event of any process, in seconds since the epoch, or 0 without events."""
     times = (read_first_time(path) for path in folder.events.glob("*.sqlite"))
     return min((time for time in times if time is not None), default=0.0)
 

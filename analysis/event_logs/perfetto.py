@@ -74,7 +74,7 @@ class _WholeTrajectory(NamedTuple):
 
 
 def _join_trajectories(group: list[TraceSpan]) -> list[_WholeTrajectory]:
-    """Join the spans of each trajectory. Launches of a resumed run reuse numbers: these are joined."""
+    """Join the spans of each trajectory, also those of several launches of a resumed run with the same number."""
     by_trajectory: defaultdict[int | None, list[TraceSpan]] = defaultdict(list)
     for each in group:
         by_trajectory[each.trajectory].append(each)

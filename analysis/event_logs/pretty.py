@@ -36,7 +36,7 @@ def _format_lines(label: str, value: object, depth: int, shown: set[int]) -> Ite
 
 
 def _format_inline(label: str, value: object) -> str | None:
-    """Return the value in one line; None for a value with entries."""
+    """Return the value in one line, or None for a value with entries."""
     if isinstance(value, bytes):
         if label in _FOUR_BYTE_ARRAYS:
             return f"{len(value) // 4:,} tokens"

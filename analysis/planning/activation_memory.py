@@ -131,7 +131,7 @@ def compute_activation_memory(
     has_entropy_gradient: bool = False,
     is_compiled: bool = False,
 ) -> ActivationMemory:
-    """Compute the memory of a micro batch in which each token is scored. `is_compiled`: layers, and a GPU's head."""
+    """Compute the memory of a micro batch in which each token is scored. `is_compiled` includes a GPU's head."""
     layer = compute_layer_activations(
         config, value_bytes, checkpointing, has_packed_kernel=has_packed_kernel, is_compiled=is_compiled
     )

@@ -26,8 +26,8 @@ class RankShare(NamedTuple):
     has_reference: bool = False  # a second, frozen model for the KL term
     offloads: bool = False  # learner.memory.offload = "optimizer" on a GPU: shards are in main memory
     adapters: int | None = None  # number of adapter parameters if only adapters are trained
-    accumulates: bool = True  # whether an update has several micro batches, so that the next one finds gradients
-    reduces_once: bool = False  # whether only the last micro batch reduces; before, the rank has all gradients
+    accumulates: bool = True  # whether an update has several micro batches, so that later ones add to gradients
+    reduces_once: bool = False  # whether only the last micro batch reduces; until then, the rank holds all gradients
 
 
 class RankMemory(NamedTuple):

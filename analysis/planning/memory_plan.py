@@ -77,7 +77,7 @@ def _make_share(inputs: PlanInputs) -> RankShare:
 
 
 def compute_engine_weights(inputs: PlanInputs) -> float:
-    """Return the bytes of the weights on one GPU of an engine, or of an engine on a CPU.
+    """Return the bytes of an engine's weights on one of its GPUs, or in main memory for an engine on a CPU.
 
     An embedded engine has a tied embedding twice.
     """
@@ -96,7 +96,7 @@ def compute_cached_token_bytes(inputs: PlanInputs) -> float:
 def compute_cache_tokens(inputs: PlanInputs) -> int | None:
     """Return the KV tokens of one copy of the model.
 
-    With engine.kv_tokens = 0, sglang.memory_share sets them; None without a GPU.
+    With engine.kv_tokens = 0, sglang.memory_share of the GPU sets the number. Without a GPU, it is None.
     """
     run, gpu = inputs.run, inputs.machines.gpu
     if run.engine.kv_tokens:
@@ -108,7 +108,7 @@ def compute_cache_tokens(inputs: PlanInputs) -> int | None:
 
 
 def plan_cache_tokens(inputs: PlanInputs) -> PlannedCount | None:
-    """Plan a server's KV tokens for one trajectory; None if sglang.memory_share does not bound its cache."""
+    """Plan a server's KV tokens for one trajectory, or return None if sglang.memory_share does not bound its cache."""
     run, tokens = inputs.run, compute_cache_tokens(inputs)
     is_bounded = inputs.has_servers and run.engine.device == "cuda" and not run.servers.urls
     if not is_bounded or run.engine.kv_tokens or tokens is None:
@@ -135,9 +135,9 @@ def _list_engine_items(inputs: PlanInputs, count: int) -> list[PlanItem]:
 
 
 def _count_buffer_bytes(inputs: PlanInputs) -> int:
-    """Count the bytes of one embedded engine.
+    """Count the buffer bytes of one embedded engine.
 
-    With bfloat16 on a GPU, torch 2.12 or later is assumed: attention may read pages in place.
+    With bfloat16 on a GPU, torch 2.12 or later is assumed: attention can then read pages in place.
     """
     run, engine, config = inputs.run, inputs.run.engine, inputs.config
     is_gpu, asked = engine.device == "cuda", (run.sampling, run.evaluation_sampling)
@@ -164,7 +164,7 @@ def _plan_device_buckets(inputs: PlanInputs, count: int, bucket: float) -> PlanI
 
 
 def _compute_bucket_bytes(inputs: PlanInputs) -> float:
-    """Return the bytes of the weights that a server receives at once; 0 without buckets.
+    """Return the bytes of the weights that a server receives at once, or 0 without buckets.
 
     A parameter that exceeds sglang.bucket_mib is a bucket of its own.
     """
@@ -179,7 +179,7 @@ def _compute_bucket_bytes(inputs: PlanInputs) -> float:
 
 
 def plan_gpu(inputs: PlanInputs) -> PlannedResource | None:
-    """Plan the most loaded GPU: the first one of the first node. None if the run uses no GPU."""
+    """Plan the most loaded GPU: the first one of the first node. Return None if the run uses no GPU."""
     run, gpu = inputs.run, inputs.machines.gpu
     trains, generates = run.learner.device == "cuda", run.engine.device == "cuda"
     if not (trains or generates):
@@ -206,7 +206,7 @@ def plan_gpu(inputs: PlanInputs) -> PlannedResource | None:
 
 
 def _take_turns(learner: list[PlanItem], engine: list[PlanItem], inputs: PlanInputs) -> list[PlanItem]:
-    """Return the larger need with sglang.colocate: a step's peak, or the engines and the learner between steps."""
+    """Return the larger need with sglang.colocate: the learner's peak, or the engines with the idle learner."""
     held = 0.0 if inputs.run.learner.memory.offload == "between_steps" else compute_learner_rank(inputs).held
     generating = [PlanItem("learner between steps", held, "master weights and moments"), *engine] if held else engine
     return max(learner, generating, key=lambda items: sum(item.bytes for item in items))
@@ -241,7 +241,7 @@ def _describe_share(inputs: PlanInputs) -> str:
 
 
 def plan_host(inputs: PlanInputs) -> PlannedResource:
-    """Plan the main memory of the first node. The sandbox's calls are not counted: its limits bound them."""
+    """Plan the main memory of the first node. Calls of the sandbox are not counted; the sandbox limits their memory."""
     run, machines = inputs.run, inputs.machines
     ranks, engines = run.learner.ranks, run.engine.num_engines
     items, keys = list[PlanItem](), list[str]()
@@ -262,7 +262,7 @@ def plan_host(inputs: PlanInputs) -> PlannedResource:
     items.append(PlanItem("weights in shared memory", shared, "see shared memory"))
     if inputs.has_rl:
         in_flight = run.rl.max_groups_in_flight * run.rl.rollouts
-        records = 2 * in_flight * inputs.mean_sequence_tokens * RECORD_BYTES  # rollout and group buffer
+        records = 2 * in_flight * inputs.mean_sequence_tokens * RECORD_BYTES  # held by rollout and group buffer
         items.append(PlanItem("trajectories", records, f"{in_flight:,} with {inputs.mean_sequence_tokens:,.0f} tokens"))
     processes = inputs.assumptions.process_gib * GIB * (ranks + engines + 3)
     items.append(PlanItem("processes", processes, f"{ranks + engines + 3} interpreters"))
@@ -273,7 +273,7 @@ def plan_host(inputs: PlanInputs) -> PlannedResource:
 
 
 def _count_written_bytes(inputs: PlanInputs, ranks: int) -> float:
-    """Count the float32 bytes in writing: per rank a block of WRITE_BYTES, or a whole tensor that is larger."""
+    """Count the float32 buffers of a write: per rank, a block of WRITE_BYTES or a whole larger tensor."""
     shapes = inputs.config.compute_weight_shapes().values()
     tensors = sorted((FLOAT32_BYTES * prod(shape) for shape in shapes), reverse=True)
     return sum(max(WRITE_BYTES, tensor) for tensor in tensors[:ranks])

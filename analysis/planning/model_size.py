@@ -18,7 +18,7 @@ class ModelSize(NamedTuple):
     largest_layer: int
     num_layers: int
     largest_matrix: int
-    active: int  # parameters multiplied for a token: only its experts, no embedding of an untied model
+    active: int  # parameters that a token uses: only its selected experts, and no embedding if untied
 
     @property
     def output(self) -> int:

@@ -70,7 +70,7 @@ class PlanInputs:
 
     @cached_property
     def adapters(self) -> int | None:
-        """Number of adapter parameters; None if RL trains all parameters."""
+        """Number of adapter parameters, or None if RL trains all parameters."""
         options = get_lora_options(self.run.learner)
         return None if options is None else count_adapter_parameters(self.config, options)
 
@@ -80,7 +80,7 @@ class PlanInputs:
 
     @property
     def has_rl(self) -> bool:
-        """True if a step is one of RL; otherwise it is one of the cold start."""
+        """True if the planned step is an RL step; otherwise the step is one of the cold start."""
         return self.run.rl.steps > 0
 
     # ---------------------------------------------------------------- learner
@@ -139,7 +139,7 @@ class PlanInputs:
 
     @property
     def trained_tokens(self) -> float:
-        """Tokens per step of RL, prompts included; without RL the most tokens of a step of the cold start."""
+        """Tokens per step of RL, prompts included; without RL, the maximum per step of the cold start."""
         if self.has_rl:
             return self.trained_trajectories * self.mean_sequence_tokens
         sft = self.run.sft

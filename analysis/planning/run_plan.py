@@ -32,7 +32,7 @@ class RunPlan(msgspec.Struct, frozen=True):
     trained_tokens: float  # tokens per step
     generated_tokens: float  # tokens per step
     seconds: StepSeconds
-    changes: tuple[KeyChange, ...]  # changes that free the resources that do not suffice
+    changes: tuple[KeyChange, ...]  # changes with which the insufficient resources suffice
     assumptions: dict[str, float]
     notes: tuple[str, ...]  # further assumptions, in words
 
@@ -113,7 +113,7 @@ def find_changes(inputs: PlanInputs, name: str, keys: Sequence[str]) -> list[Key
 
 
 def _try(inputs: PlanInputs, name: str, tried: Sequence[Mapping[str, Any]], short: Set[str]) -> KeyChange | None:
-    """Return the first valid change of `tried` with which all but `short` suffices."""
+    """Return the first valid change of `tried` after which all resources except `short` suffice."""
     for changes in tried:
         try:
             changed = inputs.change(changes)

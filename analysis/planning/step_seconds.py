@@ -1,4 +1,4 @@
-"""Estimates the seconds of an RL step by a roofline: generation, then training; both at once with rl.max_staleness.
+"""Estimates the seconds of an RL step by a roofline: generation, then training, or both at once with rl.max_staleness.
 
 With rl.steps = 0 a step is one of the cold start, which only trains.
 
@@ -19,7 +19,7 @@ _FLOPS_PER_PAIR = 12  # FLOPs of a query-key pair, per layer and head value: two
 
 
 class StepSeconds(msgspec.Struct, frozen=True):
-    """Times of a step; None if the machine's rates are unknown. Without RL, generation takes 0 s and has no rate."""
+    """Times of a step, or None if the machine's rates are unknown. Without RL, generation takes 0 s and has no rate."""
 
     generation_s: float | None
     training_s: float | None
@@ -37,7 +37,7 @@ class StepSeconds(msgspec.Struct, frozen=True):
 
 
 def count_training_flops(parameters: float, tokens: float, attention: float = 0.0) -> float:
-    """Count the FLOPs of forward and backward passes. `attention` is the share of `count_attention_flops`."""
+    """Count the FLOPs of forward and backward passes. `attention`: the FLOPs of `count_attention_flops`."""
     return _FLOPS_PER_PARAMETER * parameters * tokens + attention
 
 

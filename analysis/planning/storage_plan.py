@@ -7,7 +7,7 @@ from asterism.analysis.planning.resources import PlanItem, PlannedCount, Planned
 from asterism.bus.transport.packets import MAX_FRAME_BYTES
 from asterism.policies.groups.selection import MAX_PART_BYTES
 
-# Besides learner.checkpoints.keep: before RL, the last one, and an unfinished one.
+# Checkpoints besides learner.checkpoints.keep: one before RL, the last one, and an unfinished one.
 _FURTHER_CHECKPOINTS = 3
 _EVALUATED_CHECKPOINTS = 2  # checkpoints with evaluation.keep_best: the best one, and one in evaluation
 _SHARED_REMEDY = (
@@ -45,7 +45,7 @@ def plan_disk(inputs: PlanInputs) -> PlannedResource:
 
 
 def _count_state_bytes(inputs: PlanInputs, count: int) -> float:
-    """Count checkpoint bytes. With adapters, one has the frozen weights; an unfinished cold start has all weights."""
+    """Count checkpoint bytes. With adapters, one checkpoint has frozen weights; an unfinished cold start has all."""
     state = (1 + inputs.run.optimizer_moments) * FLOAT32_BYTES
     if inputs.adapters is None:
         return count * state * inputs.size.total

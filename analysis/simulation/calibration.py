@@ -73,7 +73,7 @@ def scale_costs(cost: StepCostModel, rows: Sequence[LoadInterval]) -> StepCostMo
 
 
 def _build_design_matrix(rows: Sequence[LoadInterval]) -> np.ndarray:
-    """Return the factors of the four costs; float64 [rows, 4]."""
+    """Return the factors of the four costs, float64 [rows, 4]."""
     return np.array(
         [
             [row.decode_steps, row.generated_tokens, row.decode_steps * row.kv_tokens, row.prefilled_tokens]

@@ -77,7 +77,7 @@ class EngineTimeSeries(NamedTuple):
 
 
 def list_engines(lines: LogTables) -> Sequence[str]:
-    """List all engines in the logs; empty if no line engine.load exists."""
+    """List all engines in the logs, or none if no line engine.load exists."""
     loads = lines.frames["engine.load"]["engine"]
     if loads.is_empty():
         return ()

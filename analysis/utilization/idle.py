@@ -43,7 +43,7 @@ def compute_idle_by_cause(
 
 
 def _build_segments(lines: LogTables, engine: str, samples: pl.DataFrame, each_step: pl.DataFrame) -> pl.DataFrame:
-    """Merge all changes in order of time; each row has the state from then on."""
+    """Merge all changes in order of time; each row has the state from t on."""
     numbered = samples.with_row_index("sample").select(
         "t", "sample", busy_s=pl.col("grown_busy_s").shift(-1), present=~pl.col("began").shift(-1)
     )

@@ -170,7 +170,7 @@ class LogTables(NamedTuple):
     unusable: Sequence[str]  # the first unusable lines: file, line number, cause
 
     def find_first_weights_s(self) -> float:
-        """Return the time of the first loaded weights, after the cold start; 0 if it is not in the logs."""
+        """Return the time of the first loaded weights, after the cold start, or 0 if it is not in the logs."""
         loaded = self.frames["weights.loaded"]["t"]
         return float(loaded[0]) if loaded.len() else 0.0
 

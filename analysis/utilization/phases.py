@@ -8,7 +8,7 @@ from asterism.policies.rollout.trajectory import PHASES
 
 
 def build_phase_counts(lines: LogTables) -> pl.DataFrame:
-    """Return column t, and the live trajectories in each phase from then on, over all rollout processes."""
+    """Return column t, and the live trajectories in each phase from t on, over all rollout processes."""
     counted = _select_counts(lines, *PHASES)
     changes = [(pl.col(phase) - pl.col(phase).shift(1).fill_null(0).over("process")).alias(phase) for phase in PHASES]
     return counted.with_columns(changes).select("t", pl.col(PHASES).cum_sum())
@@ -28,7 +28,7 @@ def _select_counts(lines: LogTables, *columns: str | pl.Expr) -> pl.DataFrame:
 
 
 def build_engine_demand(lines: LogTables, engine: str) -> pl.DataFrame:
-    """Return column t, and `asked`: the trajectories that generate on this engine from then on."""
+    """Return column t, and `asked`: the trajectories that generate on this engine from t on."""
     here = pl.col("engines").list.eval(
         pl.when(pl.element().struct.field("engine") == engine).then(pl.element().struct.field("asked")).otherwise(0)
     )
@@ -38,7 +38,7 @@ def build_engine_demand(lines: LogTables, engine: str) -> pl.DataFrame:
 
 
 def build_steps(lines: LogTables) -> pl.DataFrame:
-    """Return a row for each request: name, requested; ended and parts (seconds), null where missing."""
+    """Return a row for each request: name, requested, ended and parts, in seconds. Unknown values are null."""
     requested = lines.frames["step.requested"].select("name", "t", requested="t")
     ended = lines.frames["step.ended"].select("name", "t", "rollout_s", "train_s", "weights_s", ended="t")
     each = requested.join_asof(ended, on="t", by="name", strategy="forward", check_sortedness=False).drop("t")
@@ -51,7 +51,7 @@ def build_steps(lines: LogTables) -> pl.DataFrame:
 
 
 def build_learner_phases(each_step: pl.DataFrame) -> pl.DataFrame:
-    """Return column t, and `learner` from then on: "training", "weights" (published and loaded), or ""."""
+    """Return column t, and `learner` from t on: "training", "weights" (published and loaded), or ""."""
     done = each_step.filter(pl.col("train_s").is_not_null())
     trained = pl.col("ended") - pl.col("weights_s")
     borders = [

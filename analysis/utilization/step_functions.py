@@ -17,7 +17,7 @@ class StepFunction(NamedTuple):
     values: Floats  # [N]
 
     def compute_means(self, edges: Floats) -> Floats:
-        """Return the mean over each interval between successive edges; [len(edges) - 1]."""
+        """Return the mean over each interval between successive edges, [len(edges) - 1]."""
         if not len(self.times):
             return np.zeros(len(edges) - 1)
         return np.diff(self._integrate(edges)) / np.maximum(np.diff(edges), 1e-12)

@@ -2,7 +2,7 @@
 
 Combines the ledger (asterism.policies.arbiter.kv_ledger) with a policy (asterism.policies.arbiter.policy). Consumes
 lease requests, pauses and releases, and joins, departures and load reports of engines. Produces
-grants, deferrals (both with a reason) and evictions. One decision grants at most
+grants and deferrals with a reason, and evictions. One decision grants at most
 `MAX_GRANTS_PER_DECISION` leases and continues with a message to itself, which bounds its time.
 """
 
@@ -42,7 +42,7 @@ _BATCHING_REASON = "for requests made at the same time, then for room"
 
 
 class ArbiterStateSummary(msgspec.Struct, frozen=True):
-    """The part of the state that is fingerprinted after each event. Lists are by engine, in join order."""
+    """The part of the state that is fingerprinted after each event. Lists have one item per engine, in join order."""
 
     leased_pages: list[int]
     running: list[int]

@@ -17,7 +17,7 @@ from itertools import chain, count
 from asterism.policies.arbiter.kv_ledger import EngineAccount, KvAccount, Ledger
 from asterism.policies.arbiter.policy import Grant, Preemption
 
-# Returns the engine for an account's request of that many tokens, or None if the request must wait.
+# Returns the engine for an account's request of a number of tokens; None if the request must wait.
 EngineRouter = Callable[[Ledger, KvAccount, int], EngineAccount | None]
 
 
@@ -25,13 +25,13 @@ class FcfsPolicy:
     """First come, first served: the first request waits until the router finds an engine.
 
     A lease covers the worst case. Trajectories with a cached prefix are served first, because the
-    other trajectories may wait for the pages of that prefix.
+    other trajectories might need the pages of that prefix.
     """
 
     batches_arrivals = False
 
     def __init__(self, ledger: Ledger, choose_engine: EngineRouter, reason: str, *, may_oversell: bool) -> None:
-        """`reason`: why the router chooses an engine; each grant reports it."""
+        """`reason`: the router's criterion, which each grant reports."""
         self.may_oversell = may_oversell
         self._ledger = ledger
         self._choose_engine, self._reason = choose_engine, reason
@@ -94,7 +94,7 @@ def choose_least_busy(ledger: Ledger, account: KvAccount, tokens: int) -> Engine
 
 
 def choose_most_free_kv(ledger: Ledger, account: KvAccount, tokens: int) -> EngineAccount | None:
-    """A trajectory stays on the engine of its first lease, which covers its worst case."""
+    """Keep a trajectory on the engine of its first lease, which covers the worst case."""
     engines = ledger.engines.values() if account.engine is None else (account.engine,)
     fitting = [
         engine

@@ -15,7 +15,7 @@ import numpy as np
 
 from asterism.bus.messages import EngineLoadReported
 
-_DECAY = 0.9999  # factor of a report's weight with each newer report
+_DECAY = 0.9999  # factor by which each newer report reduces a report's weight
 _SCALE = np.array([1.0, 1e5, 1e2, 1.0])  # divisors that bring the columns to similar magnitudes
 _RIDGE = 1e-6  # ridge term, as a share of the trace: a column without variation gets a cost of about 0
 _SOLVE_EVERY = 16  # reports between two solutions

@@ -33,7 +33,7 @@ class KaplanMeierEstimator:
         self._ended = [_PRIOR_TRAJECTORIES / NUM_BINS] * NUM_BINS
         # Number of running trajectories that are assumed to survive each interval.
         self._assumed_alive = np.zeros(NUM_BINS, np.int64)
-        self._unit_weight = 1.0  # weight of the next trajectory; it grows, so that older weights stay fixed
+        self._unit_weight = 1.0  # weight of the next trajectory; it grows, so that older weights need no update
         self._num_updates = 0
         self._interval_starts = np.arange(NUM_BINS) * float(self._width)
         self._cached_curves: dict[tuple[int, int], NDArray[np.float64]] = {}

@@ -47,12 +47,12 @@ class EngineAccount:
         return self.usable_pages - self.leased_pages
 
     def count_free_pages_for(self, account: KvAccount) -> int:
-        """Return the pages that `account` may lease: free usable pages, or all pages without other accounts."""
+        """Return the pages that `account` can lease: free usable pages, or all pages if it is the only account."""
         free = self.compute_headroom_for(account)
         return free if free > 0 else 0
 
     def compute_headroom_for(self, account: KvAccount) -> int:
-        """Return the free pages as `count_free_pages_for`, but negative if leases exceed the usable pages."""
+        """Return free pages like `count_free_pages_for`; the number is negative if leases exceed the usable pages."""
         others = len(self.accounts) - (account.engine is self)
         return (self.usable_pages if others else self.total_pages) - self.leased_pages
 

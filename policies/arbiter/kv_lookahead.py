@@ -38,8 +38,8 @@ from asterism.policies.arbiter.start_queue import StartQueue
 _LEASE_QUANTILE = 0.9  # share of the turns that end within their first lease
 _MIN_LEASE_TOKENS = 64  # new tokens; a shorter lease costs more messages than it is worth
 _MAX_LEASE_TOKENS = 256  # new tokens; a longer lease reserves room that stays unused for long
-_MAX_SIBLINGS_PER_ENGINE = 4  # members of a group on one engine, while other engines also have room
-_PREEMPT_AFTER_S = 1.0  # wait of an older trajectory before a younger one loses its cache, seconds
+_MAX_SIBLINGS_PER_ENGINE = 4  # most members of a group on one engine while other engines also have room
+_PREEMPT_AFTER_S = 1.0  # seconds that an older trajectory waits before a younger one loses its cache
 _MAX_OVERTAKES = 65_536
 _PREEMPTION_REASON = "an older trajectory needs its pages"
 
@@ -58,7 +58,7 @@ class LookaheadPolicy:
         max_overtakes: int = _MAX_OVERTAKES,
         ends_at_first_groups: bool = False,
     ) -> None:
-        """`ends_at_first_groups`: a step ends with the first complete groups of many."""
+        """`ends_at_first_groups`: a step ends with its first complete groups."""
         self._ledger = ledger
         self._length_forecast = length_forecast
         self._kv_demand: dict[str, KvDemandForecast] = {}
@@ -180,7 +180,7 @@ class LookaheadPolicy:
         return Preemption(max(waiting, key=lambda each: each.arrival), _PREEMPTION_REASON) if len(waiting) > 1 else None
 
     def _find_migration_target(self, account: KvAccount, engine: EngineAccount, tokens: int) -> EngineAccount | None:
-        """Return the engine to migrate the trajectory to, so that all engines finish together; else None."""
+        """Return the target of a migration that lets all engines finish together, or None without such a target."""
         if self._peek_unplaced()[0] is not None:
             return None
         remaining_tokens = self._length_forecast.estimate_final_tokens(account) - account.tokens
@@ -196,7 +196,7 @@ class LookaheadPolicy:
     def _select_idle_to_evict(
         self, account: KvAccount, engine: EngineAccount, tokens: int
     ) -> tuple[KvAccount, ...] | None:
-        """Return the caches to evict for a lease of `tokens`; None if all idle caches are too few."""
+        """Return the caches to evict for a lease of `tokens`, or None if even all idle caches free too few tokens."""
         missing = self._ledger.count_missing_pages(account, engine, tokens)
         if missing <= engine.count_free_pages_for(account):
             return ()
@@ -210,7 +210,7 @@ class LookaheadPolicy:
         return None
 
     def _compute_fitting_lease(self, account: KvAccount, engine: EngineAccount) -> int | None:
-        """Return a lease of all free pages; None if it adds too few tokens (1 suffices without other accounts)."""
+        """Return a lease of all free pages, or None if it adds too few tokens (for a lone account, 1 suffices)."""
         held_pages = account.pages + account.count_shared_pages(engine)
         max_tokens = account.tokens + account.request.max_new_tokens
         tokens = min((held_pages + engine.count_free_pages_for(account)) * engine.page_tokens, max_tokens)

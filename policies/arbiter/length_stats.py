@@ -19,17 +19,17 @@ _PRIOR_WEIGHT = 1.0  # total weight of the prior, which is uniform up to the lim
 _MIN_WEIGHT = 1e-12  # least weight of a bin, relative to the weight 1 of a new length: old lengths stay possible
 _MAX_TURN_HISTOGRAMS = 8  # later turns share the last histogram
 _MAX_GROUPS = 8192  # number of newest groups to keep
-_GROUP_PRIOR_MEMBERS = 2.0  # weight of the typical length in a group's mean, in members
+_GROUP_PRIOR_MEMBERS = 2.0  # weight of the typical length in a group's mean, as a number of members
 
 
 class LengthHistogram:
-    """A histogram of lengths in [0, limit]; newer lengths weigh more. Quantiles lag a few additions."""
+    """A histogram of lengths in [0, limit]; newer lengths weigh more. Quantiles lag behind by a few additions."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._width = -(-limit // _BINS)
         self._weights = [_PRIOR_WEIGHT / _BINS] * _BINS
-        self._unit_weight = 1.0  # weight of the next length; it grows, so that older weights stay fixed
+        self._unit_weight = 1.0  # weight of the next length; it grows, so that older weights need no update
         self._num_added = 0
         self._next_sum_at = 1
         self._update_cumulative()
@@ -62,7 +62,7 @@ class LengthHistogram:
 class _GroupLengths:
     def __init__(self) -> None:
         self.members = 0  # members that have begun
-        self.tokens = 0.0  # sum of the members' final lengths; expected lengths for running members
+        self.tokens = 0.0  # sum of the members' final lengths, with expected lengths for running members
 
 
 class LengthStats:
@@ -102,7 +102,7 @@ class LengthStats:
         return self._turns[turn if turn < _MAX_TURN_HISTOGRAMS else -1].estimate_quantile_beyond(tokens, quantile)
 
     def estimate_final_tokens(self, group_id: int, tokens: int) -> float:
-        """Return the expected length at `tokens` tokens, with the remainder scaled by the group's factor."""
+        """Return the expected final length after `tokens` tokens; the group's factor scales the remainder."""
         remaining_tokens = (self.survival.compute_mean_beyond(tokens) - tokens) * self._compute_group_factor(group_id)
         return min(tokens + max(remaining_tokens, 1.0), float(self.limit))
 
@@ -111,7 +111,7 @@ class LengthStats:
         return self.survival.survival_curve(tokens, self._compute_group_factor(group_id))
 
     def _compute_group_factor(self, group_id: int) -> float:
-        """Return the ratio of the group's mean length, shrunk towards the typical length, to the typical length."""
+        """Return the group's mean length, shrunk towards the typical length, divided by the typical length."""
         group = self._groups.get(group_id)
         if group is None:
             return 1.0

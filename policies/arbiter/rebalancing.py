@@ -13,7 +13,7 @@ from asterism.policies.arbiter.decode_cost import CostCoefficients, DecodeCostMo
 from asterism.policies.arbiter.kv_demand import KvDemandForecast, count_kv_reads
 from asterism.policies.arbiter.kv_ledger import EngineAccount
 
-# Largest ratio of the target's remaining time, with the trajectory, to that of the source.
+# Largest remaining time of the target, including the trajectory, over the remaining time of the source.
 _MIGRATE_IF_FINISHES_WITHIN = 0.7
 _MIGRATE_IF_SAVES = 0.75  # least share of the recomputation cost that a migration saves
 
@@ -45,7 +45,7 @@ class Rebalancer:
         self._ends_in_s.pop(engine.name, None)
 
     def find_migration_target(self, source: str, tokens: int, remaining_tokens: float) -> str | None:
-        """Return the engine that, with the trajectory, lets the later of both engines end earlier; else None."""
+        """Return the target of a migration after which the later of both engines ends earlier, or None."""
         source_end_s = self._ends_in_s.get(source, 0.0)
         if source_end_s <= 0.0 or len(self._ends_in_s) < 2:
             return None

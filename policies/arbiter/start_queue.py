@@ -14,7 +14,7 @@ from itertools import count
 from asterism.policies.arbiter.kv_ledger import KvAccount, PromptGroup
 
 _PROBES_PER_GROUP = 4  # members that begin before the group's expected length counts
-_MAX_STALE_RATIO = 16  # heap entries per valid entry, before stale entries are removed
+_MAX_STALE_RATIO = 16  # limit of heap entries per valid entry; beyond it, stale entries are removed
 
 
 class StartQueue:

@@ -1,15 +1,15 @@
 """Finds the boxed answer of a text.
 
-A box is `\\boxed` or `\\fbox` with blanks or none, and a group in braces. Or it is followed by blanks and a number, as
-in `\\boxed 5`, if the line, the sentence or a word follows the number. Escaped braces (`\\{`, `\\}`) are part of the
-content and do not count. A number before other signs, as in `\\boxed 5 + 3`, is an unreadable box. Other uses of the
+A box is `\\boxed` or `\\fbox`, optional blanks, and a group in braces. A number after blanks replaces the group, as in
+`\\boxed 5`, if a word or the end of the line, formula or text follows. Escaped braces (`\\{`, `\\}`) are part of the
+content and no delimiters. A number before other signs, as in `\\boxed 5 + 3`, is an unreadable box. Other uses of the
 words are no box.
 """
 
 import re
 from typing import NamedTuple
 
-_BOX = r"\\?\\(?:boxed|fbox)"  # `\\boxed` may follow a line break (`\\`)
+_BOX = r"\\?\\(?:boxed|fbox)"  # `\\boxed` can follow a line break (`\\`)
 # No possessive group: Python 3.11.0 to 3.11.4 lets it keep a comma that no three digits follow.
 _NUMBER = r"[-+\u2212]?(?:[0-9]++(?:,[0-9]{3})*(?:\.[0-9]++)?|\.[0-9]++)(?:/[0-9]++)?"
 _END = r"(?=[.,;:!]?(?:\s*+(?:\$|\\[)\]]|<|\Z)|[^\S\n]*+\n|\s++[^\W\d_]))"
@@ -31,7 +31,7 @@ class _Box(NamedTuple):
 
 
 def extract_last_boxed(text: str) -> str | None:
-    """Return the content of the box that begins last; None without a box, or if it is cut or unreadable. One pass."""
+    """Return the content of the box that begins last, or None if that box is absent, cut or unreadable. One pass."""
     last: _Box | None = None
     open_braces: list[tuple[int, bool]] = []  # (position of the content, whether a box precedes the brace)
     for token in _TOKEN.finditer(text):

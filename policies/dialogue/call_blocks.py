@@ -1,7 +1,7 @@
-"""Finds the blocks of a tag pair in a turn's text, and of tool calls, whose content may contain the closing tag.
+"""Finds the blocks of a tag pair in a turn's text. The content of a tool call can contain the closing tag.
 
-A call's block ends at the closing tag behind its whole content (ToolCallFormat.skip_content). Without a whole content
-the block ends at the next closing tag, and its call is malformed.
+A call's block ends at the closing tag behind its whole content (ToolCallFormat.skip_content). If the content is
+incomplete, the block ends at the next closing tag, and its call is malformed.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ class CallBlock(NamedTuple):
 
 
 def iter_call_blocks(text: str, calls: ToolCallFormat) -> Iterator[CallBlock]:
-    """Yield the blocks in order. The last one may be unclosed."""
+    """Yield the blocks in order. The last block can be unclosed."""
     end = 0
     while (start := text.find(calls.opening, end)) >= 0:
         begin = start + len(calls.opening)

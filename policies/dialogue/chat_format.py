@@ -109,7 +109,7 @@ def _build_default_system(
 def replace_prompt(dialogue: DialogueFormat, system: str, tools: Sequence[ToolSchema]) -> DialogueFormat:
     """Return the format of a dialogue with its own system text and tools, and without an instruction.
 
-    It equals that of a task with these tools. A text that contains <tools> describes the tools itself.
+    The result equals the format of a task with these tools. A text that contains <tools> describes the tools itself.
     """
     schemas = "\n".join(tool.to_json() for tool in tools)
     has_instructions = _TOOLS_TAG in system or dialogue.has_renderer
@@ -172,5 +172,5 @@ def _build_assistant_start(dialogue: DialogueFormat) -> TextSegment:
 
 
 def build_call_instructions(schemas: str, calls: ToolCallFormat) -> str:
-    """Return the instructions that follow the default system text. `schemas`: of the tools, one per line."""
+    """Return the instructions that follow the default system text. `schemas`: one tool schema per line."""
     return _TOOLS.replace("{tools}", schemas) + calls.instruction

@@ -21,7 +21,7 @@ from asterism.policies.tools.task_description import DEFAULT_SYSTEM
 OPENING_TAG = re.compile(r"\s*<(\w+)>\s*")  # a prefill that opens the reasoning
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
-# Follows the assignments of `_list_texts` and `_list_marks`. `-` removes all blanks between tags: every text is quoted.
+# Follows the assignments of `_list_texts` and `_list_marks`. `-` removes blanks between tags, so every text is quoted.
 _BODY = r"""
 {%- macro join(content) -%}
   {%- if content is string -%}{{ content }}
@@ -143,7 +143,7 @@ _FAMILY_MARK = "{#- The template of the model's family follows. -#}"
 
 
 class TemplateMarks(NamedTuple):
-    """Marks of a template. `between(before, after)`: the mark between two pieces, or empty; "" is a message's text."""
+    """Marks of a template. `between(before, after)`: the mark of two pieces, or ""; a message is the piece ""."""
 
     between: Callable[[str, str], str]
     hidden: Sequence[tuple[str, str]]  # replacements in untrusted text
@@ -167,7 +167,7 @@ def build_chat_template(dialogue: DialogueFormat, marks: TemplateMarks) -> str:
 def build_family_template(dialogue: DialogueFormat, template: str, parameters: Mapping[str, Any]) -> str:
     """Return the family's template with the system text, the instruction and the tools of the run.
 
-    `parameters`: the renderer's; the template has parameters of the same names.
+    `parameters`: the renderer's parameters; the template's parameters have the same names.
     """
     original = template.rpartition(_FAMILY_MARK)[2]  # drops the defaults of an earlier export
     return "\n".join([*_list_family_defaults(dialogue, parameters), _FAMILY_MARK + original])
@@ -222,7 +222,7 @@ def _list_marks(dialogue: DialogueFormat, between: Callable[[str, str], str]) ->
 
 
 def _quote(value: str | float) -> str:
-    """Return a literal of Jinja, which reads the escapes of JSON except for pairs of surrogates."""
+    """Return a Jinja literal. Jinja reads the escapes of JSON except for surrogate pairs."""
     return json.dumps(value, ensure_ascii=False)
 
 

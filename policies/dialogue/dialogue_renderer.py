@@ -17,7 +17,7 @@ from asterism.policies.dialogue.parse_turn import AssistantTurn, parse_assistant
 
 
 class DialogueRenderer(Protocol):
-    """A renderer of growing dialogues: `render_...` return the tokens after those of the record, up to the next turn.
+    """A renderer of growing dialogues: `render_...` return the tokens from the end of the record to the next turn.
 
     Texts of questions, results and users are untrusted: they never contain special tokens.
     """
@@ -31,25 +31,25 @@ class DialogueRenderer(Protocol):
         ...
 
     def render_prompt(self, question: str) -> list[int]:
-        """Render the prompt; with an opening, only the part before the first observation."""
+        """Render the prompt or, with an opening, only the part before the first observation."""
         ...
 
     def render_opening(self, observation: str) -> list[int]: ...
 
     def render_user_turn(self, record: TokenRecord, text: str) -> list[int] | None:
-        """Render a turn of the user; None if the model's last turn ends within its reasoning."""
+        """Render a turn of the user, or return None if the model's last turn ends within its reasoning."""
         ...
 
     def render_tool_turn(self, record: TokenRecord, results: Sequence[str]) -> list[int] | None:
-        """Render the results of tools; None if the format cannot continue."""
+        """Render the results of tools, or return None if the format cannot continue."""
         ...
 
     def parse_turn(self, token_ids: bytes, turn_start: int) -> AssistantTurn:
-        """Parse a turn. `token_ids`: int32 [T], up to the turn's last token; `turn_start`: position of its first."""
+        """Parse a turn. `token_ids`: int32 [T], up to the turn's last token; `turn_start`: its first position."""
         ...
 
     def decode_content(self, token_ids: bytes, turn_start: int) -> str:
-        """Return the text of the turn that a dialogue task reads."""
+        """Return the turn's text for a dialogue task."""
         ...
 
     def decode_response(self, record: TokenRecord) -> str:

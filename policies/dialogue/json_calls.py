@@ -16,7 +16,7 @@ from asterism.policies.dialogue.tool_call_format import ToolCallFormat
 from asterism.policies.tools.tool_schema import ToolSchema
 
 _OPENING, _CLOSING = "<tool_call>", "</tool_call>"
-# A token of JSON and the blanks before it. A text with another character, such as a tag, ends the object's search
+# A token of JSON and the blanks before it. A text with another character, such as a tag, ends the search for the object
 # immediately, so the time for all openings of a text grows linearly with its length.
 _TOKEN = re.compile(
     r'\s*+(?:(?P<open>[\[{])|(?P<close>[\]}])|[,:]|"[^"\\]*+(?:\\.[^"\\]*+)*+"|[-+.\w]++)',
@@ -42,7 +42,7 @@ def format_tool_call(tool: str, arguments: dict[str, Any]) -> str:
 
 
 def _skip_object(text: str, begin: int) -> int | None:
-    """Return the position behind a balanced object or list and its blanks; None without one."""
+    """Return the position behind a balanced object or list and its blanks, or None if there is none."""
     depth, position = 0, begin
     while (token := _TOKEN.match(text, position)) is not None:
         position = token.end()

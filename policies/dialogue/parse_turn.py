@@ -23,12 +23,12 @@ class MalformedCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A call that cannot be run. The model reads `error` as its result."""
 
     error: str
-    is_decoded: bool = True  # false without an object with name and arguments
+    is_decoded: bool = True  # false if the content is no object with a name and arguments
 
 
 class AssistantTurn(msgspec.Struct, frozen=True, array_like=True):
     calls: tuple[ToolCall | MalformedCall, ...]
-    answer: str | None  # content of the last box, preferably inside the answer tags; or as in DialogueFormat
+    answer: str | None  # content of the last box, preferably inside the answer tags; or other text (DialogueFormat)
     answer_opens: int
     answer_closes: int
     answer_spans: int  # number of complete answer blocks

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 from asterism.policies.dialogue.chat_format import TextTokenizer
 
-_INCOMPLETE = "\ufffd"  # last character of a text that ends within a character
+_INCOMPLETE = "\ufffd"  # placeholder at the end of a text that ends within a character
 _MAX_HELD = 4  # limit of tokens per character
 
 
@@ -19,7 +19,7 @@ class TokenText:
         """`hidden_ids`: ids of tokens without a text."""
         self._tokenizer, self._hidden_ids = tokenizer, hidden_ids
         self._ids: list[int] = []
-        self._context = self._shown = 0  # number of tokens before the last returned piece, and up to its end
+        self._context = self._shown = 0  # numbers of tokens: before the last returned piece, and up to its end
 
     def add(self, token_ids: Sequence[int]) -> str:
         """Return the new text up to the last complete character."""

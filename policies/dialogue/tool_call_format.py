@@ -1,6 +1,6 @@
 """Defines the record of a form in which a model writes its tool calls.
 
-A further form costs a module with its record and a line in the table
+A further form needs a module with its record, and a line in the table
 `asterism.policies.dialogue.chat_format.CALL_FORMATS`; the key `dialogue.tool_call_format` chooses it by name.
 `asterism.policies.dialogue.json_calls` is the example to copy:
 
@@ -20,7 +20,7 @@ class ToolCallFormat(NamedTuple):
     """A call is a block: an opening tag, the content, and a closing tag.
 
     The content may contain both tags, for example in a program. A turn may hold several blocks, and the last one may
-    lack its closing tag. A block without a whole content is a malformed call: the model reads its error as the result.
+    lack its closing tag. A block with incomplete content is a malformed call: the model reads the error as the result.
     """
 
     name: str  # value of dialogue.tool_call_format

@@ -10,7 +10,7 @@ The format "rstar2_release" follows rStar2-Agent's public release; its RoC count
 
 In this format, streams keep their trailing line break; an empty stream has no line; an exception is one line
 on stderr, followed by its line of code; `reason:` is empty except for a timeout; each stream is cut
-at 1,000 characters, then the middle of the whole text beyond the limit. Malformed calls and calls
+at 1,000 characters, and a whole text over the limit in its middle. Malformed calls and calls
 that cannot be run get a sentence instead. The format omits the release's last line,
 `execution time: 0.02s`, which would make runs irreproducible.
 """
@@ -47,8 +47,8 @@ def is_failure(outcome: CodeOutcome) -> bool:
 def contains_error(outcome: CodeOutcome | None, text: str, result_format: ResultFormat = "default") -> bool:
     """Return the release's criterion for a failed call: "error" in the result, in any case.
 
-    A malformed call has `outcome` None. The release's texts for timeouts and malformed calls lack the
-    word, so they count as successes; the default's texts contain it, and are excluded here.
+    A malformed call has `outcome` None. Timeouts and malformed calls count as successes, because the release's texts
+    for them lack the word. The default's texts contain the word; the function excludes them.
     """
     if "error" not in text.lower():
         return False
@@ -88,7 +88,7 @@ def format_malformed_call(call: MalformedCall, limit: int, result_format: Result
 
 
 def format_call_not_run(reason: str, limit: int, result_format: ResultFormat = "default") -> str:
-    """Format the result of a valid call beyond the maximum of a turn; the release ignores such a call."""
+    """Format the result of a valid call beyond the maximum per turn; the release ignores such a call."""
     if result_format == "rstar2_release":
         return _truncate_release("\n".join(_format_release_failure(reason, Output())), limit)
     return _format_failure(reason, Output(), limit)
@@ -106,7 +106,7 @@ def _format_streams(output: Output, limit: int) -> list[str]:
 
 
 def truncate_middle(text: str, limit: int, dropped: int = 0) -> str:
-    """Cut the middle of `text` beyond `limit`, with a note that also counts `dropped` bytes at its end."""
+    """Cut the middle of `text` beyond `limit`, with a note that also counts the `dropped` bytes at the text's end."""
     if len(text) <= limit and not dropped:
         return text
     head, tail = text[: (limit + 1) // 2], text[len(text) - limit // 2 :] if limit > 1 else ""

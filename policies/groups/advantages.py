@@ -10,12 +10,12 @@ from asterism.configs.schema.algorithm import RlConfig
 
 EPSILON = 1e-6  # keeps the advantages finite for almost equal rewards
 
-# A deterministic function of the rewards of a group: it runs in a decider, which replays repeat.
+# A deterministic function of a group's rewards, because it runs in a decider and replays repeat its decisions.
 AdvantageEstimator = Callable[[Sequence[float]], Sequence[float]]
 
 
 def compute_advantages(rewards: Sequence[float]) -> list[float]:
-    """Return each reward minus the group's mean, over its sample standard deviation (divisor G - 1) plus 1e-6.
+    """Return (reward - group's mean) / (sample standard deviation + 1e-6), with the divisor G - 1, for each reward.
 
     Equal rewards, and a group of one, have advantages of 0.
     Source: GRPO, arXiv 2402.03300, section 4.1.2; divisor and epsilon as in verl and TRL.
@@ -46,7 +46,7 @@ def load_advantage_estimator(rl: RlConfig) -> AdvantageEstimator:
     def estimate_checked(rewards: Sequence[float]) -> list[float]:
         advantages = [float(each) for each in estimate(rewards)]
         if len(advantages) != len(rewards) or not all(map(math.isfinite, advantages)):
-            raise UnusableInput(f"{key}: {advantages} are no advantages for the rewards {list(rewards)}")
+            raise UnusableInput(f"{key}: {advantages} do not fit the rewards {list(rewards)}")
         return advantages
 
     return estimate_checked

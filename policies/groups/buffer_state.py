@@ -87,7 +87,7 @@ class GroupCollection(msgspec.Struct):
     staleness: StalenessCounts = StalenessCounts()
     is_complete: bool = False  # a complete step may wait for earlier steps
     first_group_id: int = -1  # first group of an evaluation
-    other_version_tokens: int = 0  # tokens of an evaluation from other weights than requested
+    other_version_tokens: int = 0  # number of the evaluation's tokens from other weights than requested
 
     @property
     def is_last(self) -> bool:
@@ -95,7 +95,7 @@ class GroupCollection(msgspec.Struct):
         return isinstance(self.request, StepRequested) and self.request.is_last
 
     def find_total_failure(self, collected: str) -> RunFailed | None:
-        """A message if every trajectory failed; `collected` names the step or the evaluation."""
+        """Return a message if every trajectory failed; `collected` names the step or the evaluation."""
         failed = self.counts.totals.trajectories_failed
         if failed == 0 or self.counts.totals.trajectories > 0:
             return None
@@ -143,7 +143,7 @@ class BufferState(msgspec.Struct):
         return [*self.steps.values(), *([self.evaluation] if self.evaluation is not None else [])]
 
     def build_resume_cursor(self) -> BufferCursor:
-        """Return the cursor with pending positions of later steps' groups, which a resumed run restarts."""
+        """Return the cursor. The groups of later steps are pending: a resumed run restarts them."""
         positions = (position for each in self.steps.values() for position in each.positions)
         return replace(self.cursor, pending=tuple(sorted({*self.cursor.pending, *positions})))
 

@@ -41,7 +41,7 @@ class EvaluationQuestions:
         return [each for number in range(len(self._counts)) for each in self._plan(number, self._counts[number])]
 
     def _list_due_sets(self, request: EvaluationRequested) -> list[int]:
-        """List the sets of the evaluation; at the start and at the end, all sets."""
+        """List the sets of the evaluation, or all sets at the start and at the end."""
         numbers = range(len(self._counts))
         if not request.label.startswith("step_") or not self._has_own_intervals:
             return list(numbers)

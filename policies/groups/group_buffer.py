@@ -259,7 +259,7 @@ class GroupBuffer:
         return [Send(LAUNCHER, finished)]
 
     def _carry_or_abort_open_groups(self, collection: GroupCollection) -> list[Send]:
-        """Carry open groups to the next step, or abort them; abort them after the last step."""
+        """Carry open groups to the next step or abort them; after the last step, always abort them."""
         surplus, collection.open_groups = collection.open_groups, {}
         following = [step for step, each in self.state.steps.items() if step > collection.step and not each.is_complete]
         step = following[0] if following else next(reversed(self.state.steps)) + 1

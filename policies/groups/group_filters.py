@@ -6,7 +6,7 @@ from typing import cast
 from asterism.configs.import_path import load_object
 from asterism.configs.schema.algorithm import RlConfig
 
-# A deterministic function of the rewards of a group: it runs in a decider, which replays repeat.
+# A deterministic function of a group's rewards, because it runs in a decider and replays repeat its decisions.
 GroupFilter = Callable[[Sequence[float]], bool]  # returns whether to train on the group
 
 

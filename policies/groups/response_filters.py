@@ -23,7 +23,7 @@ _BASE = np.uint64(6_364_136_223_846_793_005)  # odd, so that its powers keep all
 
 
 def compute_overlong_penalty(trajectory: TrajectoryFinished, rl: RlConfig, limit: int) -> float:
-    """Return 0 for up to `limit` - `rl.overlong_buffer_tokens` tokens; then a linear rise to `rl.overlong_penalty` at
+    """Return 0 for up to `limit` - `rl.overlong_buffer_tokens` tokens, then a linear rise to `rl.overlong_penalty` at
     the `limit`, also for a response that ends there. Tool tokens count, as in dialogue.response_tokens."""
     buffer = rl.overlong_buffer_tokens
     if not buffer:

@@ -16,7 +16,7 @@ from asterism.policies.seeded_random import NEGATIVES, POSITIVES, draw_uniform, 
 
 
 def compute_error_penalty(trajectory: TrajectoryFinished, kind: str) -> float:
-    """Return p_err: the share of failed tool calls; 0.5 without calls."""
+    """Return p_err: the share of failed tool calls, or 0.5 without calls."""
     if kind == "release":
         counts = trajectory.release or approximate_release_counts(trajectory)
         wrong, calls = counts.responses_with_error, counts.tool_responses
@@ -58,9 +58,9 @@ def compute_penalty(trajectory: TrajectoryFinished, roc: RocConfig) -> float:
 def compute_class_counts(positives: int, negatives: int, keep_count: int, roc: RocConfig) -> tuple[int, int]:
     """Return the numbers of positives and negatives to keep, in proportion to their shares of the group.
 
-    The minima are `roc.min_positives` and `roc.min_negatives`, or the available trajectories. If the
+    The minima are `roc.min_positives` and `roc.min_negatives`, or fewer if fewer are available. If the
     rounded negatives do not exceed their minimum, the positives get the rest; else the negatives get
-    the rest of the rounded positives. Halves round to even.
+    what the rounded positives leave. Halves round to even.
     """
     size = positives + negatives
     num_positives, num_negatives = round(positives * keep_count / size), round(negatives * keep_count / size)

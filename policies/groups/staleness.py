@@ -8,7 +8,7 @@ treatment of a trajectory with older tokens:
     mask  excludes stale tokens from the loss, and drops a trajectory without other tokens
     drop  drops the trajectory, and judges its group without it
 
-Source: the bound, and several versions within one trajectory: AReaL (arXiv 2505.24298).
+The bound, and several versions within one trajectory, come from AReaL (arXiv 2505.24298).
 """
 
 from collections.abc import Iterable

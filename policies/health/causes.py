@@ -14,7 +14,7 @@ from asterism.policies.health.health_checks import HEALTH_CHECKS
 from asterism.policies.health.step_history import StepHistory
 
 _NOISE_FACTOR = 3.0  # least fall of the reward, as a multiple of its median change between two steps
-_NEWEST_STEPS = 2  # steps of the newest mean reward; a check takes more steps, and so reports later
+_NEWEST_STEPS = 2  # steps in the newest mean reward; checks average more steps, and so report later
 
 
 class RankedCause(NamedTuple):
@@ -36,8 +36,8 @@ _EVIDENT_CAUSES = {"weight_sync": _BY_LOST_WEIGHTS, "masked_trajectories": _BY_F
 
 
 def rank_causes(history: StepHistory, health: HealthConfig, active: Collection[str]) -> list[RankedCause]:
-    """Return the causes of the checks in `active`, which have found a problem; the most likely cause first."""
-    newest = replace(health, window_steps=1)  # a symptom may trigger before the check of its cause
+    """Return the causes of the checks in `active`, which have found a problem, with the most likely cause first."""
+    newest = replace(health, window_steps=1)  # a symptom can trigger before the check of its cause
     causes = [
         _get_usual_cause(name)
         for name, symptoms in _EVIDENT_CAUSES.items()

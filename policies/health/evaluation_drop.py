@@ -47,7 +47,7 @@ def list_points(values: Mapping[str, float], version: int, reward: float | None)
 def find_drop(
     name: str, points: Sequence[EvaluationPoint], first_reward: float, noise: float, window_steps: int
 ) -> EvaluationDrop | None:
-    """Return the largest fall of the newest evaluation from an earlier one after which the training reward has risen.
+    """Return the largest fall of the newest evaluation below an earlier one, if the training reward has risen since.
 
     `first_reward`: mean reward of the run's first window, for evaluations before that window. `noise`: the median
     change of the reward between two steps, about one standard deviation.

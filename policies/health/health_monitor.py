@@ -55,13 +55,13 @@ def _check_history(state: HealthState, health: HealthConfig, checks: Iterable[st
     if causes[0].name == state.reported_cause and not stops:
         return []
     state.reported_cause = "" if causes[0].name in HEALTH_CHECKS else causes[0].name
-    names = sorted(found, key=lambda name: name != causes[0].name)  # a stable sort: the rest in order of the table
+    names = sorted(found, key=lambda name: name != causes[0].name)  # a stable sort keeps the other checks in order
     action = "stop" if stops else "warn"
     return [Finding(names[0], action, _format_message(found, names, causes), tuple(names))]
 
 
 def _format_message(found: Mapping[str, str], names: list[str], causes: list[RankedCause]) -> str:
-    """Begin with the numbers of a single check without evidence of another cause, else with the most likely cause."""
+    """Format the problem: numbers first for a single check without evidence of another cause, else the cause first."""
     first, *others = causes
     title = ", ".join(f"health.{name}" for name in names)
     numbers = "; ".join(found[name] for name in names)

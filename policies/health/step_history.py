@@ -24,7 +24,7 @@ TOOL_PREFIX = "tool "  # prefix of "tool NAME: calls" and "tool NAME: timed_out"
 
 
 class StepHistory(msgspec.Struct):
-    """A part of the recorder's state; empty at each launch of the run."""
+    """A part of the recorder's state, which is empty at each launch of the run."""
 
     steps: list[dict[str, float]] = []  # metrics of the newest MAX_WINDOW_STEPS steps, the oldest first
     # Means over a window; None before the first complete window.
@@ -83,7 +83,7 @@ class StepHistory(msgspec.Struct):
             self.first_step_reward = reward
 
     def find_reference_reward(self) -> float | None:
-        """Return the lower reward of the first step, before any update, and of the evaluation at the start."""
+        """Return the lower of two rewards before any update: of the first step, and of the evaluation at the start."""
         known = [each for each in (self.first_step_reward, self.start_reward) if each is not None]
         return min(known) if self.first_step_reward is not None else None
 
@@ -108,7 +108,7 @@ class StepHistory(msgspec.Struct):
         return [value for step in self.steps if is_finite(value := step.get(name, math.nan))]
 
     def list_newest(self, name: str, steps: int) -> list[float]:
-        """List the newest `steps` finite values; none if there are fewer, or if the newest step lacks one."""
+        """List the newest `steps` finite values, or none if there are fewer, or if the newest step lacks one."""
         has_newest = bool(self.steps) and is_finite(self.steps[-1].get(name, math.nan))
         values = self.list_values(name) if has_newest else []
         return values[-steps:] if len(values) >= steps else []

@@ -21,7 +21,7 @@ MIN_MOVEMENT = 1e-3  # least movement L to compare, a root mean square in nats
 MOVEMENT_FACTOR = 4.0  # least ratio of the movement L to the mismatch, to compare them
 # Limits of sum(E L) / sum(L L). Between the two limits, the comparison continues with the next version.
 UNMOVED_BELOW, MOVED_ABOVE = 0.25, 0.5
-MAX_MISMATCHES = 100  # mismatches to keep for the median, those of the first steps
+MAX_MISMATCHES = 100  # number of mismatches, from the first steps, to keep for the median
 
 
 class ProbeReference(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class ProbeFigures(msgspec.Struct):
 
 
 class WeightProbes(msgspec.Struct):
-    """A part of the recorder's state; empty at each launch of the run."""
+    """A part of the recorder's state, which is empty at each launch of the run."""
 
     references: dict[str, ProbeReference] = {}  # by engine
     mismatches: list[float] = []  # mismatch of the tokens of each of the first steps without stale tokens
@@ -77,7 +77,7 @@ class WeightProbes(msgspec.Struct):
             self.mismatches.append(math.sqrt(2 * max(0.0, k3)))
 
     def compute_mismatch(self, health: HealthConfig) -> float:
-        """Return the median mismatch, or the mismatch at `health.mismatch_k3_nats` without a measured step."""
+        """Return the median mismatch; without a measured step, the mismatch at `health.mismatch_k3_nats`."""
         return statistics.median(self.mismatches) if self.mismatches else math.sqrt(2 * health.mismatch_k3_nats)
 
     def take_metrics(self, step: int, health: HealthConfig) -> dict[str, float]:
@@ -111,6 +111,6 @@ def _subtract(values: Sequence[float], others: Sequence[float]) -> list[float]:
 
 
 def _divide_movements(engine: Sequence[float], learner: Sequence[float]) -> float:
-    """Return the least-squares factor of the learner's movement, which is not zero, in the engine's movement."""
+    """Return the least-squares factor from the learner's movement, which is not zero, to the engine's movement."""
     pairs = zip(engine, learner, strict=True)
     return math.fsum(of_engine * own for of_engine, own in pairs) / math.fsum(own * own for own in learner)

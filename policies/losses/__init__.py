@@ -17,5 +17,5 @@ LOSSES = {
 
 
 def load_policy_loss(name: str) -> PolicyLoss:
-    """`name`: of a built-in loss, or an import path. Raises UnusableInput."""
+    """`name`: name of a built-in loss, or an import path. Raises UnusableInput."""
     return cast("PolicyLoss", load_object(LOSSES.get(name, name), "learner.loss.function"))

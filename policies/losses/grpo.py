@@ -1,6 +1,6 @@
 """The built-in losses: GRPO with an asymmetric clip, GSPO, CISPO, and the cross entropy of the cold start.
 
-Each is the mean `learner.loss.mean` over tokens, with the importance weights of `learner.loss.correction`.
+Each loss is a mean over tokens (`learner.loss.mean`) with importance weights (`learner.loss.correction`).
 """
 
 import torch
@@ -24,7 +24,7 @@ def compute_grpo_loss(batch: LossInput) -> LossOutput:
 def compute_gspo_loss(batch: LossInput) -> LossOutput:
     """Compute GRPO with one ratio per sequence: the geometric mean of the ratios of the sequence's tokens.
 
-    The mean over sequences of the paper is learner.loss.mean = "sequence".
+    The paper averages over sequences: learner.loss.mean = "sequence".
 
     Source: GSPO, arXiv 2507.18071, equations 5 and 7.
     """

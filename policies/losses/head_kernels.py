@@ -175,7 +175,7 @@ def compute_logits(hidden_CE: Tensor, weight_VE: Tensor, *, float32_logits: bool
 
 
 def add_weight_gradient(total_VE: Tensor | None, gradient_GV: Tensor, hidden_GE: Tensor) -> Tensor:
-    """Add the gradient of G tokens to `total_VE` in place, or return a new tensor without a total. float32 or wider."""
+    """Add the gradient of G tokens to `total_VE` in place; without a total, return a new tensor. float32 or wider."""
     transposed_VG = gradient_GV.t()
     if gradient_GV.dtype.itemsize > 2:
         return transposed_VG @ hidden_GE if total_VE is None else total_VE.addmm_(transposed_VG, hidden_GE)

@@ -29,7 +29,7 @@ class Correction(NamedTuple):
 
 
 def compute_correction(old_logprobs_N: Tensor, behaviour_logprobs_N: Tensor, learner: LearnerConfig) -> Correction:
-    """Importance weights by `learner.loss.correction`, within learner.loss.correction_low and correction_high:
+    """Compute importance weights by `learner.loss.correction`, within learner.loss.correction_low and correction_high:
 
     tis        min(w, high). Source: truncated importance sampling, Ionides 2008; for engines of language models:
                Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025
@@ -88,7 +88,7 @@ def _find_confident(behaviour_logprobs_N: Tensor, differences_N: Tensor) -> Tens
 
 
 def describe_excessive_mismatch(metrics: Mapping[str, float], limit: float) -> str | None:
-    """A message if a minibatch exceeds learner.loss.mismatch_limit; None otherwise, and without a limit."""
+    """Return a message if a minibatch exceeds learner.loss.mismatch_limit, or None if not, or if there is no limit."""
     share = metrics[SHARE_BEYOND_LARGE]
     if not limit or share <= limit:
         return None

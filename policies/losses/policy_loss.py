@@ -20,9 +20,9 @@ class LossInput(NamedTuple):
     entropies_N: Tensor  # nats; with gradient if learner.loss.entropy_coef is positive
     sequences_N: Tensor  # int64 in [0, S): the sequence of each token
     num_sequences: int  # S
-    weights_N: Tensor  # float64: of each token in the configured mean (learner.loss.mean); they add up to 1
+    weights_N: Tensor  # float64: share of each token in the configured mean (learner.loss.mean); the sum is 1
     corrections_N: Tensor  # importance weight of each token (learner.loss.correction); ones without a correction
-    minibatch_tokens: int  # of all micro batches and ranks, at least 1
+    minibatch_tokens: int  # loss tokens of all micro batches and ranks, at least 1
     minibatch_sequences: int  # sequences with a loss token, of all micro batches and ranks, at least 1
     max_response_tokens: int  # dialogue.response_tokens
     clip_low: float
@@ -37,7 +37,7 @@ class LossInput(NamedTuple):
 
     @property
     def advantages_S(self) -> Tensor:  # noqa: N802
-        """Each sequence's advantage; 0 for a sequence without tokens."""
+        """Each sequence's advantage, or 0 for a sequence without tokens."""
         return self.advantages_N.new_zeros(self.num_sequences).index_copy(0, self.sequences_N, self.advantages_N)
 
     def mean(self, values_N: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class LossInput(NamedTuple):
         return values_N.new_zeros(self.num_sequences).index_add(0, self.sequences_N, values_N)
 
     def mean_by_sequence(self, values_N: Tensor) -> Tensor:
-        """Return the means [S], with gradient; 0 for a sequence without tokens."""
+        """Return the means [S], with gradient, or 0 for a sequence without tokens."""
         return self.sum_by_sequence(values_N) / self.sum_by_sequence(torch.ones_like(values_N)).clamp(min=1)
 
 

@@ -119,7 +119,7 @@ def _collect_chunk(
     kept_CV: Tensor | None,
     gradients_N: Sequence[Tensor],
 ) -> ScoredChunk:
-    """Recompute the chunk's logits unless its log probabilities were kept. `gradients_N`: one for each output."""
+    """Recompute the chunk's logits unless its log probabilities were kept. `gradients_N`: one tensor per output."""
     return ScoredChunk(
         inputs.compute_logits(chunk) if kept_CV is None else kept_CV,
         inputs.targets_N[chunk],
@@ -133,7 +133,7 @@ def _collect_chunk(
 
 
 class _Scores(Function):
-    """Saves the log probabilities of a single chunk if the kernels compute them; recomputes other logits."""
+    """Saves the log probabilities of a single chunk if the kernels compute them, and recomputes other logits."""
 
     @staticmethod
     def forward(

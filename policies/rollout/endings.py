@@ -52,7 +52,7 @@ def fail(rules: Rules, trajectory: Trajectory, now: float, cause: str) -> Transi
 
 
 def stop(rules: Rules, trajectory: Trajectory, now: float, ending: Ending) -> Transition:
-    """Grade the answer, or a trajectory without an answer if it has reward functions. Drop unanswered calls."""
+    """Grade the answer. With reward functions, also grade a trajectory without an answer. Drop unanswered calls."""
     trajectory = replace(trajectory, ending=ending, requested=(), results=())
     has_answer = ending == "answered"
     if rules.graded_text == "response" and rules.kind != "dialogue":
@@ -121,7 +121,7 @@ def _release_resources(rules: Rules, trajectory: Trajectory) -> Transition:
 
 
 def release_lease(rules: Rules, trajectory: Trajectory) -> Transition:
-    """Release the lease at the engine before the arbiter, which would otherwise grant tokens in use."""
+    """Release the lease first at the engine, then at the arbiter, which would otherwise grant tokens in use."""
     if not trajectory.holds_lease:
         return trajectory, []
     released = LeaseReleased(trajectory.trajectory_id, trajectory.record.num_tokens)

@@ -45,12 +45,12 @@ class ExecutorPlacement:
             del self._departed[next(iter(self._departed))]
 
     def find_least_busy(self) -> str | None:
-        """Return the least busy executor, of equal ones the first by name; None without executors."""
+        """Return the least busy executor, on a tie the first by name, or None without executors."""
         shares = [((load.open_calls + load.failures) / load.slots, name) for name, load in self.loads.items()]
         return min(shares)[1] if shares else None
 
     def add_open_calls(self, executor: str, calls: int) -> None:
-        """Add `calls` to the executor's open calls; negative for answered calls."""
+        """Add `calls`, which is negative for answered calls, to the executor's open calls."""
         if calls:
             load = self.loads[executor]
             self.loads[executor] = replace(load, open_calls=load.open_calls + calls)

@@ -60,7 +60,7 @@ class PlacementSummary(msgspec.Struct, frozen=True):
 class Rollout:
     """A decider (asterism.policies.decider.Decider). Trajectories share only the rules, the policy and the executors.
 
-    `rules` is by task name. The decider calls `make_policy` at the start of the run.
+    `rules`: the rules by task name. The decider calls `make_policy` at the start of the run.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Rollout:
         return self._policy.advance(rules, trajectory, now, event, self.trajectories)
 
     def _apply_transitions(self, trajectory: Trajectory, changed: Sequence[Transition]) -> list[Send]:
-        """Apply transitions of the event's trajectory and of its siblings; raises UnusableInput for others."""
+        """Apply transitions of the event's trajectory and its siblings. Raises UnusableInput for other trajectories."""
         effects: list[Send] = []
         after_event: Trajectory | None = trajectory
         for after, sends in changed:

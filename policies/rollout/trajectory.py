@@ -135,7 +135,7 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def open_calls(self) -> tuple[int, ...]:
-        """The numbers of the open calls; GRADING_CALL for a grading."""
+        """The numbers of the open calls, or GRADING_CALL for a grading."""
         if self.phase == "grading":
             return (GRADING_CALL,)
         if self.phase != "calling":
@@ -190,7 +190,7 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
         if event.lease != self.lease + 1:
             raise ProtocolError(f"{name} waits for lease {self.lease + 1}, not {event.lease}")
         if event.tokens <= self.record.num_tokens:
-            raise ProtocolError(f"{name} has {self.record.num_tokens} tokens, its lease only {event.tokens}")
+            raise ProtocolError(f"{name} has {self.record.num_tokens} tokens, but its lease only {event.tokens}")
 
     def expect_turn(self, event: TurnGenerated | TurnFailed) -> None:
         self.expect_phase("generating", event)

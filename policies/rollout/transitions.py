@@ -108,7 +108,7 @@ def adopt(rules: Rules, trajectory: Trajectory, now: float) -> Transition:
 
 
 def decline_lease(rules: Rules, trajectory: Trajectory, granted: LeaseGranted) -> Transition:
-    """Request the next lease, because the engine of the granted lease has left. Raises like `advance`."""
+    """Request the next lease, because the engine of the granted lease has left. Raises ProtocolError."""
     trajectory.expect_grant(granted)
     return request_lease(rules, replace(trajectory, lease=granted.lease))
 

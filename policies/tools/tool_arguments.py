@@ -64,7 +64,7 @@ def check_value(value: Any, schema: JsonSchema | bool, path: str) -> Any:
 
 
 def quote(value: object) -> str:
-    """Return the JSON text of a value, with half a surrogate pair escaped, which UTF-8 cannot encode."""
+    """Return the JSON text of a value. Half a surrogate pair is escaped, because UTF-8 cannot encode it."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 

@@ -22,7 +22,7 @@ class Choice(NamedTuple):
 
 
 def compact(text: str) -> str:
-    """Return the text without text commands and spaces, except a space between two digits."""
+    """Return the text without text commands and spaces; a space between two digits stays."""
     plain = TEXT.sub(r"\1", text)
     return re.sub(rf"(?<!\d){SPACES}+|{SPACES}+(?!\d)|\.$", "", re.sub(rf"{SPACES}+", " ", plain.strip()))
 

@@ -36,7 +36,7 @@ _MAX_TOKENS, _MAX_BRACKETS = 200, 40
 
 
 def read_stated_number(text: str) -> Number | None:
-    """Return the number that is all of `text`, or that an equation states; None for any other text."""
+    """Return the number if `text` is only a number, or an equation that states one, and None otherwise."""
     if (number := read_number(text)) is not None or len(text) > _MAX_SIDES * _MAX_SIDE_CHARACTERS:
         return number
     prepared = prepare_number(text)
@@ -75,7 +75,7 @@ def _measure_depths(text: str) -> list[int]:
 
 
 def _are_sides(sides: list[str], number: Number, relations: list[re.Match[str]]) -> bool:
-    """Return whether each side names the number, or has its value and unit."""
+    """Return whether each side either names the number or equals the number in value and unit."""
     value = number.value / 100 if number.is_percentage else number.value
     for side, relation in zip(sides, relations, strict=True):
         if (stated := _read_side(side, number)) is not None:
@@ -115,7 +115,7 @@ class _NotArithmeticError(Exception):
 
 
 def evaluate(text: str) -> Fraction | None:
-    """Return the exact value of a text of numbers, + - * / ^, fractions and brackets; None for any other text."""
+    """Return the exact value of an expression of numbers, + - * / ^, fractions and brackets, or None."""
     if text.count("(") + text.count("{") > _MAX_BRACKETS:
         return None
     try:

@@ -44,7 +44,7 @@ def prepare_math(text: str) -> str:
 
 
 def prepare_number(text: str) -> str:
-    """Return the text with one notation of spaces, commas and fractions; digits keep the separators between them."""
+    """Return the text with uniform spaces, commas and fractions; separators between digits stay."""
     text = strip_frames(_LATEX_SPACE.sub(" ", replace_symbols(text)))
     text = re.sub(r"\\(?:left|right)\s*(?=[()\[\]|{}\\])|^\\(?:display|text)style(?![a-zA-Z])|(?<=,)\\!", "", text)
     text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text).replace("{,}", ",")
@@ -76,7 +76,7 @@ def strip_frames(text: str) -> str:
 
 
 def strip_style(text: str) -> tuple[str, bool]:
-    r"""Return the text without one style around all of it, such as `\mathbf{...}`; and whether the style was text."""
+    r"""Return the text without an enclosing style, such as `\mathbf{...}`, and whether this style was a text style."""
     match = _STYLE.match(text)
     if match is None or not text.endswith("}") or find_closing_brace(text, match.end()) != len(text) - 1:
         return text, False
@@ -84,7 +84,7 @@ def strip_style(text: str) -> tuple[str, bool]:
 
 
 def find_closing_brace(text: str, opening: int) -> int:
-    """Return the place of the brace that closes the brace at `opening`; -1 if no brace closes it."""
+    """Return the index of the brace that closes the brace at `opening`, or -1 if no brace does."""
     depth = 0
     for place in range(opening, len(text)):
         if text[place] in "{}" and (place == 0 or text[place - 1] != "\\"):

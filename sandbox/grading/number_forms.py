@@ -16,7 +16,7 @@ from asterism.sandbox.grading.units import NO_UNIT, PERCENT, Unit, parse_unit
 
 MAX_DIGITS = 4000  # digits of a number, and of the result of a power
 _MAX_STYLES = 3  # styles around a number
-_MIN_PERIODS = {1: 3}  # repetitions of a block of one digit before an ellipsis; two for longer blocks
+_MIN_PERIODS = {1: 3}  # repetitions of a one-digit block before an ellipsis; longer blocks need two
 
 _INTEGER = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[1-9][0-9]{0,2}(?: [0-9]{3})+|[0-9]+)(?![0-9])"
 _EXPONENT = r"(?:\{ ?[+-]?[0-9]+ ?\}|\([+-]?[0-9]+\)|[+-]?[0-9]+)"
@@ -37,7 +37,7 @@ class Number(NamedTuple):
     value: Fraction  # value times the factor of scale words; a percentage is not divided by 100
     unit: str = ""
     form: str = "integer"
-    num_decimals: int = 0  # decimals of a plain decimal number
+    num_decimals: int = 0  # number of decimals of a plain decimal number
     suffix: str = ""  # the base or the modulus
 
     @property
@@ -128,7 +128,7 @@ def _read_repeating(text: str) -> Fraction:
 
 
 def _read_ellipsis(text: str) -> Fraction | None:
-    """Return the value if the digits end with a repeated block: at least twice, or three times for one digit."""
+    """Return the value if a block of digits at the end occurs at least twice, or three times if it is one digit."""
     whole, _, digits = text.partition(".")
     digits = digits.removesuffix("\\dots").strip()
     for length in range(1, len(digits) // 2 + 1):
@@ -177,7 +177,7 @@ _MODULUS = re.compile(
 
 
 def read_number(text: str) -> Number | None:
-    """Return the number that is all of `text`, exactly; None for any other text."""
+    """Return the exact number if `text` is only a number, or None."""
     if _PLAIN_INTEGER.fullmatch(text) is not None:
         return Number(Fraction(int(text)))
     return _read_prepared(prepare_number(text)) if len(text) <= MAX_DIGITS else None
@@ -185,7 +185,7 @@ def read_number(text: str) -> Number | None:
 
 @lru_cache(maxsize=4096)
 def read_truth(text: str) -> Number | None:
-    """Return read_number(text), cached: the answers to one question have the same truth."""
+    """Return read_number(text) from a cache: all answers to one question have the same truth."""
     return read_number(text)
 
 
@@ -247,7 +247,7 @@ def _read_base(match: re.Match[str]) -> Number | None:
 
 
 def has_digits(decimal: Number, based: Number) -> bool:
-    """Return whether the digits of a number without a base are the digits of the other number in its base."""
+    """Return whether the digits of `decimal`, read in the base of `based`, give the value of `based`."""
     digits = str(decimal.value)
     base = int(based.suffix.removeprefix("base "))
     return all(digit.isdigit() and int(digit) < base for digit in digits) and int(digits, base) == based.value

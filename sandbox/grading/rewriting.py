@@ -1,4 +1,4 @@
-r"""Rewrites answers that are no numbers for math-verify: units, `\pm` and assignments in one form."""
+r"""Prepares answers that are no numbers for math-verify: units, `\pm` and assignments in one form."""
 
 import re
 from typing import NamedTuple
@@ -29,7 +29,7 @@ def has_ellipsis(text: str) -> bool:
 
 
 def _split_unit(text: str) -> tuple[str, str]:
-    r"""Split off the marked unit at the end: return the text times its scale words, and the unit's name."""
+    r"""Split off the marked unit at the end: return the text multiplied by its scale words, and the unit's name."""
     match = _UNIT.search(text) if len(text) <= 10 * MAX_UNIT_CHARACTERS else None
     unit = parse_unit(match[1]) if match is not None else None
     if match is None or unit is None or "=" in match[1] or text[: match.start()].strip()[-1:] in ",=;":

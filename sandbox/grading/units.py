@@ -54,7 +54,7 @@ NO_UNIT = Unit()
 
 
 def parse_unit(text: str, is_text: bool = False) -> Unit | None:
-    r"""Return the unit that is all of `text`; None if the text contains more or no unit.
+    r"""Return the unit if `text` is only a unit, or None.
 
     Symbols of one letter are units only in `\text` (also if `is_text`): a plain `m` may be a variable.
     """

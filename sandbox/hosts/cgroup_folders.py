@@ -1,11 +1,11 @@
 """Creates the cgroup folders of fork servers, below the cgroup of the executor or of its container.
 
     NAME/              one per executor or container
-    NAME/PID/          one per fork server, owned by the server's user: it creates the cgroups of calls
+    NAME/PID/          one per fork server, owned by the server's user: the server creates the cgroups of calls
     NAME/PID/server    the fork server and its zygote: in version 2, only cgroups without children have processes
 
-Version 2 also requires a separate cgroup for the other processes of the parent. The executor moves these processes
-in its container; on this machine, it moves them only in a cgroup that systemd has delegated to this user.
+Version 2 also requires a separate cgroup for the other processes of the parent. In a container, the executor always
+moves these processes; on this machine, only if systemd has delegated the cgroup to this user.
 """
 
 import contextlib

@@ -14,7 +14,7 @@ class LaunchedProcess(Protocol):
 
     @property
     def pid(self) -> int:
-        """The pid on this machine; with namespaces, the pid of the serving process's parent."""
+        """The pid on this machine. With namespaces, it is the pid of the serving process's parent."""
         ...
 
     def kill(self) -> None:

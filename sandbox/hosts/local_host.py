@@ -46,7 +46,7 @@ class LocalProcess:
 
     def kill(self) -> None:
         if self._process.poll() is None:
-            self._process.terminate()  # with namespaces, this process then kills its child
+            self._process.terminate()  # with namespaces, the terminated process kills its child
 
     async def wait(self) -> None:
         if self._process.poll() is None:
@@ -72,7 +72,7 @@ class LocalHost:
         except OSError as error:
             raise _make_start_failure(error) from error
         self._environment = {**ENVIRONMENT, "TMPDIR": str(path)}
-        with contextlib.suppress(OSError):  # not permitted: the fork servers measure memory
+        with contextlib.suppress(OSError):  # without permission, the fork servers measure memory
             self._cgroups = CgroupFolder(os.getpid(), path.name)
             link_cgroup(path, self._cgroups.path)
 
@@ -116,7 +116,7 @@ class LocalHost:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[child_end.fileno()],
                 cwd="/",
-                start_new_session=True,  # before exec: otherwise, ^C in the executor's terminal ends a starting server
+                start_new_session=True,  # set before exec: otherwise, ^C in the executor's terminal ends the new server
             )
         except OSError as error:
             connection.close()
@@ -131,7 +131,7 @@ class LocalHost:
             await asyncio.Event().wait()
 
     def get_excess_memory(self, share: float) -> int:
-        """Return the machine's excess, by the kernel's MemAvailable; 0 without a free descriptor."""
+        """Compute the excess of the machine from the kernel's MemAvailable; return 0 if no descriptor is free."""
         try:
             lines = _MEMINFO.read_text().splitlines()[:3]
         except OSError:

@@ -33,7 +33,7 @@ def build(options: argparse.Namespace) -> None:
     started = time.monotonic()
     architecture = get_engine_architecture()
     base = _ensure_local_base(architecture, options) if options.local else options.base
-    files = read_sources()  # the only read: the files may change during the build
+    files = read_sources()  # reads the files only once, because they can change during the build
     name = compute_image_name(files)
     with tempfile.TemporaryDirectory(prefix="asterism-image-") as folder:
         write_context(Path(folder), files, architecture)

@@ -43,7 +43,7 @@ def image_exists(name: str) -> bool:
 
 
 def remove_other_tags(repository: str, current: str) -> list[str]:
-    """Remove and return all names of the repository but `current`; names of images in use by containers stay."""
+    """Remove all tags of the repository except `current` and those that containers use; return the removed tags."""
     removed: list[str] = []
     for name in run_docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", repository).split():
         if name != current and not name.endswith(":<none>"):

@@ -1,4 +1,4 @@
-"""Runs in the image during the build: compiles all modules, fixes their times, and removes setuid bits.
+"""Runs in the image during the build: compiles all modules, sets fixed file times, and removes setuid bits.
 
 `finish_image.py [--base] FOLDER` compiles FOLDER; `--base` also compiles the standard library.
 The root of a container is read-only: each process would recompile the modules that are not compiled here.

@@ -27,7 +27,7 @@ SECRET_VARIABLE = "ASTERISM_SECRET"  # authenticates a connection
 _ROOT = "/opt/asterism"
 _PACKAGES = f"{_ROOT}/packages"
 _PYTHON = os.path.realpath(sys.executable)
-# (memory in use, limit, statistics with the reclaimable page cache) of cgroup versions 2 and 1
+# files of cgroup versions 2 and 1: memory in use, limit, statistics with the reclaimable page cache
 _CGROUP = Path("/sys/fs/cgroup")
 _CGROUP_FILES = (
     ("memory.current", "memory.max", "memory.stat"),
@@ -77,7 +77,7 @@ class ContainerInit:
         settings = parse_settings(frame["settings"])._replace(import_folders=(*list_standard_folders(), *packages))
         try:
             pid = os.fork()
-        except OSError as error:  # e.g. calls hold all processes that the container may have
+        except OSError as error:  # for example, calls hold all processes that the container may have
             self._send({"ended": frame["token"], "code": error.errno})
             return
         if pid == 0:
@@ -106,7 +106,7 @@ class ContainerInit:
         with contextlib.suppress(ChildProcessError):
             while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 if ended.si_pid in self._pids_by_token.values():
-                    return  # `_reap` handles it; the next call handles the orphans
+                    return  # `_reap` handles this process; the next call handles the orphans
                 os.waitpid(ended.si_pid, 0)
 
     def _send(self, frame: Frame) -> None:
@@ -148,7 +148,7 @@ def _exit_on_signal(*_: object) -> NoReturn:
 
 def main() -> NoReturn:
     """Serve until the executor closes the connection; the exit of process 1 then ends the container."""
-    signal.signal(signal.SIGTERM, _exit_on_signal)  # process 1 has no default action
+    signal.signal(signal.SIGTERM, _exit_on_signal)  # process 1 has no default action for signals
     secret = os.environ.pop(SECRET_VARIABLE)
     with contextlib.suppress(ConnectionError):
         ContainerInit(_connect(), secret).serve()

@@ -1,7 +1,7 @@
-"""Compares constants exactly inside math-verify, which rounds them to 15 decimals or 6.
+"""Compares constants exactly inside math-verify, which rounds them to 15 or 6 decimals.
 
 Two rational numbers must be equal. Other constants must agree in 50 significant digits. A decimal with enough digits
-may also be the rounded value of another number.
+also equals a number that rounds to it.
 """
 
 import importlib
@@ -14,7 +14,7 @@ _MIN_DECIMALS, _MIN_IRRATIONAL_DECIMALS = 4, 6  # decimals of a rounded fraction
 
 
 def install() -> None:
-    """Replace the numeric comparison of math-verify in this process, so that sets, tuples and matrices use this one."""
+    """Replace math-verify's comparison of numbers in this process, also for numbers in sets, tuples and matrices."""
     grader: Any = importlib.import_module("math_verify.grader")
     grader.sympy_numeric_eq = make_comparison(grader.sympy_numeric_eq)
 
@@ -65,7 +65,7 @@ def _agree(one: Any, other: Any) -> bool:
 
 
 def _rounds(sympy: Any, decimal: Any, exact: Any) -> bool:
-    """Return whether a decimal with enough digits rounds a number without a finite decimal."""
+    """Return whether a decimal with enough digits is the rounded value of a number that has no finite decimal."""
     num_decimals = _count_decimals(int(decimal.q))
     if exact.is_Rational and pow(10, exact.q.bit_length(), int(exact.q)) == 0:
         return False

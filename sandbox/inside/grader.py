@@ -1,7 +1,7 @@
 """The grader: compares answers with math-verify in processes that never run the model's code.
 
-`asterism.sandbox.pool.grader_client` starts the grader like a fork server, in the same namespaces. It imports
-math-verify once and forks workers, each of which makes one comparison at a time. No comparison
+`asterism.sandbox.pool.grader_client` starts the grader like a fork server, in the same namespaces. The grader
+imports math-verify once and forks workers, each of which makes one comparison at a time. No comparison
 waits for another one, and the grader's memory does not grow.
 
     executor -> grader   {"id", "answer", "truth"}
@@ -40,8 +40,8 @@ MIB = 1 << 20
 _MATH_VERIFY_MIB = 1024  # address space of math-verify and sympy without data
 _MAX_DATA_MIB = 128  # data of a comparison, beyond the grader's own memory
 _SHORT_S = 0.03  # CPU time of a short comparison; most comparisons need less
-_LOW_PRIORITY = 15  # nice value; gives a 28th of the CPU time of a process with 0
-_MAX_REQUESTS = 200  # requests per worker, because its caches grow
+_LOW_PRIORITY = 15  # nice value; a process with nice value 0 gets 28 times the CPU time
+_MAX_REQUESTS = 200  # limit of requests per worker, because a worker's caches grow
 _CHECK_S = 0.01  # interval of CPU time checks
 _CONNECTION_FD = 3  # connection to the grader, in a worker
 _TRUTH_PARSED, _TRUTH_UNREADABLE, _EQUAL, _NOT_EQUAL = b"P", b"U", b"E", b"N"
@@ -114,7 +114,7 @@ class _Worker:
         self.cpu_before_s = 0.0
         self.is_short = True
         self.received = b""
-        self.is_starved = False  # killed before it used its CPU time
+        self.is_starved = False  # whether the worker was killed before it used its CPU time
 
     def send(self, frame: Frame) -> None:
         """Send a comparison. Raises OSError if the worker has exited."""
@@ -178,7 +178,7 @@ class _Grader:
         return bool(chunk)
 
     def _find_worker(self, frame: Frame) -> _Worker | None:
-        """Return an idle worker or a new one; None if all are busy, or after a failed fork."""
+        """Return an idle worker or a new one, or None if all are busy, or after a failed fork."""
         short = [worker for worker in self._workers.values() if worker.is_short]
         if (idle := next((worker for worker in short if worker.request_id is None), None)) is not None:
             return idle
@@ -276,7 +276,7 @@ def compare_parsed(mine: list[Any], theirs: list[Any]) -> bool:
 
 
 def parse_math(text: str) -> list[Any]:
-    """Return all readings of `text`; empty if math-verify cannot parse it. Raises MemoryError."""
+    """Return all readings of `text`, or nothing if math-verify cannot parse it. Raises MemoryError."""
     loaded = _load_math_verify()
     try:
         return loaded.module.parse(f"${text}$", [loaded.extraction], parsing_timeout=None, raise_on_error=True)
@@ -288,7 +288,7 @@ def parse_math(text: str) -> list[Any]:
 
 class _MathVerify(NamedTuple):
     module: Any
-    extraction: Any  # reads the whole text as LaTeX: no number or box inside it, no number without its unit
+    extraction: Any  # reads the whole text as LaTeX; extracts no number or box from it and drops no unit
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Judges most answers without math-verify: numbers exactly, words as words, and answers that cannot be final.
+"""Judges most answers without math-verify: exact numbers, words, and texts that cannot be final answers.
 
 docs/grading.md lists the rules with examples. Every check takes time linear in the length of the answer.
 """
@@ -18,7 +18,7 @@ Acceptance = Literal["number", "expression", "any"]
 MAX_MATH_CHARACTERS = 4096  # longer answers are compared as strings only
 _MAX_CHARACTERS = 65_536  # longer answers must equal the truth exactly: the rules take microseconds per character
 _MAX_DEPTH, _MAX_ELEMENTS = 10, 100  # math-verify's parsing time grows exponentially with the depth
-_MIN_ROUNDED_DIGITS = 4  # digits of a decimal that may stand for a fraction: 0.3333 for 1/3
+_MIN_ROUNDED_DIGITS = 4  # digits of a decimal that can stand for a fraction: 0.3333 for 1/3
 
 _CALLS = r"\\(?:gcd|lcm|max|min|sum|prod|int|i+nt|lim|binom|[dt]binom|choose|Gamma|bmod|p?mod|lfloor|lceil|operatorname|det)(?![a-zA-Z])"
 _EXPRESSION = re.compile(rf"(?:[0-9.+\-*/^(){{}}\[\]]|{SPACES}|\\(?:frac|cdot|times|div|ast|sqrt)(?![a-zA-Z]))+")
@@ -85,7 +85,7 @@ def _judge_number(answer: str, expected: Number, accept: Acceptance) -> bool | N
 
 
 def are_equal(given: Number, expected: Number) -> bool:
-    """Return whether two numbers are equal: units by name; values exactly, or rounded by a decimal with enough digits."""
+    """Return whether the numbers agree in unit and value; a decimal with enough digits can round the other number."""
     if given.suffix != expected.suffix and "base" in given.suffix + expected.suffix:
         return not given.suffix and given.form == "integer" and has_digits(given, expected)
     if given.suffix and expected.suffix and given.suffix != expected.suffix:
@@ -98,7 +98,7 @@ def are_equal(given: Number, expected: Number) -> bool:
 
 
 def _are_equal_percentages(given: Number, expected: Number) -> bool:
-    """Return whether the values are equal. Only the answer may lack the sign: 25 and 0.25 for 25%, not 25% for 25."""
+    """Return whether the values are equal. 25 and 0.25 equal the truth 25%; 25% equals the truth 0.25, but not 25."""
     if given.is_percentage and expected.is_percentage:
         return given.value == expected.value
     if given.unit and expected.unit:
@@ -109,7 +109,7 @@ def _are_equal_percentages(given: Number, expected: Number) -> bool:
 
 
 def _rounds(decimal: Number, exact: Number) -> bool:
-    """Return whether a decimal rounds a fraction. It needs four decimals, and four digits from the first nonzero one."""
+    """Return whether a decimal rounds a fraction. The decimal needs four places and four significant digits."""
     digits = abs(decimal.value.numerator) * 10**decimal.num_decimals // decimal.value.denominator
     if decimal.num_decimals < _MIN_ROUNDED_DIGITS or digits < 10 ** (_MIN_ROUNDED_DIGITS - 1):
         return False
@@ -170,7 +170,7 @@ def _judge_text(answer: str, truth: str, accept: Acceptance) -> bool | None:
 
 
 def _read_infinity(text: str) -> str | None:
-    """Return the sign, "+" or "-", of an infinity alone; None for any other text."""
+    """Return the sign, "+" or "-", of an infinity alone, or None for any other text."""
     match = _INFINITY.fullmatch(text.strip())
     if match is None:
         return "+" if read_word(text) in ("infinity", "infinite") else None

@@ -28,7 +28,7 @@ _LONG_AFTER_ANSWERS = 2 * SLOTS_PER_SERVER
 _MODULE = "asterism.sandbox.inside.server.boot"
 _PING_INTERVAL_S = 10.0  # interval while calls are in flight
 _MAX_UNANSWERED_PINGS = 6  # unanswered pings after which the server is killed and replaced
-_PING_ID, _MEASURE_ID = 0, -1  # ids that no call has
+_PING_ID, _MEASURE_ID = 0, -1  # ids of frames that belong to no call
 _MEASURE_TIMEOUT_S = 1.0
 
 
@@ -38,7 +38,7 @@ class _InFlightCall(NamedTuple):
 
 
 class ForkServerClient:
-    """A client of one fork server. Each call ends once, with its answer or SandboxFailure. An exit calls `on_lost`."""
+    """A client of one fork server. Each call gets one answer or SandboxFailure. The server's exit calls `on_lost`."""
 
     def __init__(self, host: Host, on_lost: Callable[[ForkServerClient], None], failures: int = 0) -> None:
         self._on_lost = on_lost
@@ -102,7 +102,7 @@ class ForkServerClient:
             self._long_calls.discard(frame["id"])
 
     async def measure_notebooks(self) -> dict[int, int]:
-        """Return the memory in bytes by notebook; empty if the server does not answer. For one caller at a time."""
+        """Return the bytes of each notebook, or nothing if the server does not answer. Allows one caller at a time."""
         try:
             answer = await asyncio.wait_for(self.call({"op": "measure", "id": _MEASURE_ID}), _MEASURE_TIMEOUT_S)
         except (SandboxFailure, TimeoutError):

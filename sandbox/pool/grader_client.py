@@ -1,4 +1,4 @@
-"""Grades answers: some without math-verify in this process (asterism.sandbox.pool.answer_checks), others in the grader.
+"""Grades answers: easy ones here, without math-verify (asterism.sandbox.pool.answer_checks), others in the grader.
 
 The grader (sandbox/inside/grader.py) makes several comparisons at a time and limits each of them. If
 it exits or sends no frame for too long, its requests are sent to a new grader, once; after the
@@ -21,7 +21,7 @@ from asterism.sandbox.pool.server_connection import ServerConnection
 
 MAX_QUEUED_GRADINGS = 65_536  # bound beyond which grade() raises SandboxFailure
 _IN_FLIGHT_FACTOR = 16  # requests in the grader per concurrent grading: long ones must not delay the others
-_MAX_ATTEMPTS = 2  # graders to which a request is sent
+_MAX_ATTEMPTS = 2  # limit of graders to which a request is sent
 _HANG_S = 1.0  # a grader without an answer for its wall time limit plus this time is replaced
 _MODULE = "asterism.sandbox.inside.grader"
 _CLOSING_ERROR = "the sandbox is closing"
@@ -39,7 +39,7 @@ class _GradeRequest:
 
 
 class GraderClient:
-    """A client that starts the grader's process when an answer needs it, also after the process has ended."""
+    """A client that starts the grader's process when an answer needs it, again if the process has ended."""
 
     def __init__(self, host: Host, settings: ServerSettings, accept: Acceptance = "number") -> None:
         self._host = host

@@ -24,14 +24,14 @@ class ServerConnection(asyncio.Protocol):
         self._module = module
         self._on_frame = on_frame
         self._on_end = on_end
-        self._reader = FrameReader(msgspec.json.decode)  # five times as fast as json
+        self._reader = FrameReader(msgspec.json.decode)  # msgspec is five times as fast as json
         self._transport: asyncio.Transport | None = None
         self._process: LaunchedProcess | None = None
         self._greeting: asyncio.Future[Frame] | None = None
 
     @property
     def pid(self) -> int | None:
-        """The pid on this machine; with namespaces, the pid of the serving process's parent."""
+        """The pid on this machine. With namespaces, it is the pid of the serving process's parent."""
         return self._process.pid if self._process else None
 
     async def start(self, settings: ServerSettings) -> Frame:
@@ -66,7 +66,7 @@ class ServerConnection(asyncio.Protocol):
             self._transport.abort()
 
     async def stop(self) -> None:
-        """Wait for the exit, then kill; return even if that has no effect (frozen container)."""
+        """Wait for the exit, then kill; return even if the kill has no effect, as in a frozen container."""
         if self._transport is not None:
             self._transport.close()
         if self._process is None:
@@ -83,7 +83,7 @@ class ServerConnection(asyncio.Protocol):
     # ------------------------------------------------------------ asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass of it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit from asyncio.Transport
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -21,7 +21,7 @@ _CANNOT_START = "no fork server can be started"
 
 
 class ServerPool:
-    """A pool that assigns slots of the least busy server or of a given one; first come, first served."""
+    """A pool that assigns slots of the least busy server or of a given one, first come, first served."""
 
     def __init__(self, host: Host, settings: ServerSettings, size: int) -> None:
         self._host = host
@@ -41,7 +41,7 @@ class ServerPool:
         return [server.pid for server in self._servers if server.pid is not None]
 
     async def start(self) -> list[Frame]:
-        """Start the servers and return their greetings; empty after the first start. Raises SandboxFailure."""
+        """Start the servers and return their greetings, none after the first start. Raises SandboxFailure."""
         if self._started:  # `_replace` replaces servers that have exited
             return []
         async with self._start_lock:
@@ -52,7 +52,7 @@ class ServerPool:
                 greetings = await _gather_all(*[server.start(self._settings) for server in servers])
                 if self._closing.is_set():
                     raise SandboxFailure(_CLOSING)
-            except BaseException:  # stop all servers: no other object refers to them
+            except BaseException:  # all servers are stopped, because no other object refers to them
                 await asyncio.gather(*[server.stop() for server in servers])
                 raise
             self._servers, self._started = servers, True
@@ -151,7 +151,7 @@ class ServerPool:
             return
 
     async def _start_unless_closing(self, server: ForkServerClient) -> None:
-        """Start a server, but cancel the start, which may wait for a container, on closing. Raises SandboxFailure."""
+        """Start a server. On closing, cancel the start, which can wait for a container. Raises SandboxFailure."""
         starting = asyncio.ensure_future(server.start(self._settings))
         closing = asyncio.ensure_future(self._closing.wait())
         await asyncio.wait((starting, closing), return_when=asyncio.FIRST_COMPLETED)

@@ -1,6 +1,6 @@
 """Checks HTTP responses of other projects' servers: bounded, uncompressed, and from the configured address only.
 
-A compressed body of a megabyte may expand to a gigabyte, so requests accept no compression, and compressed responses
+A compressed body of a megabyte can expand to a gigabyte, so requests accept no compression, and compressed responses
 are refused. A redirect could lead to an address that only this machine reaches. This file imports neither aiohttp nor
 httpx2, because the interpreter of a task may lack one of them.
 """

@@ -15,7 +15,7 @@ Answer = TypeVar("Answer")
 
 _CLOSE_LIMIT_S = 10.0  # mcp kills the process of a server that does not exit within 7 s
 _KEPT_BYTES, _SHOWN_LINES = 4096, 3  # bytes of stderr to keep, and lines of stderr in messages
-_LAST_WORDS_S = 0.5  # wait for bytes that a process left in the pipe at its end
+_LAST_WORDS_S = 0.5  # longest wait for bytes that an ended process left in the pipe
 _MAX_PAGES = 100  # pages of a list of tools
 # JSON-RPC errors that a call of the model cannot cause: parse error, invalid request, method not found,
 # connection closed, request timeout. mcp reports HTTP errors as internal errors with the text below.
@@ -159,7 +159,7 @@ class McpSession:
         if self._client is None:
             self._task.cancel()
         self._closing.set()
-        # Unlike an await, asyncio.wait does not cancel the task when it is cancelled: the task always finishes.
+        # Unlike an await, a cancelled asyncio.wait does not cancel the task: the task always finishes.
         done, _ = await asyncio.wait({self._task}, timeout=_CLOSE_LIMIT_S)
         if not done:
             self._task.cancel()
@@ -188,7 +188,7 @@ class McpSession:
 
 
 async def _wait_for_either(wanted: asyncio.Task[Any], session: asyncio.Task[None]) -> bool:
-    """Return whether the wanted task ended. Cancel it if the session ends before, or if the caller is cancelled."""
+    """Return whether the wanted task ended. Cancel the task if the session ends first or the caller is cancelled."""
     try:
         await asyncio.wait({wanted, session}, return_when=asyncio.FIRST_COMPLETED)
         return wanted.done()

@@ -24,7 +24,7 @@ _NEEDS_MCP = "McpTools needs the package mcp; pip install 'asterism[mcp]'"
 
 
 class McpTools:
-    """The tools of an MCP server. Exactly one of `command` and `url` selects it.
+    """The tools of an MCP server. Exactly one of `command` and `url` selects the server.
 
     command: program and arguments of a server on stdin and stdout. Each rollout starts its own process.
     url: endpoint of a running server (streamable HTTP). Each rollout opens its own session.
@@ -33,7 +33,7 @@ class McpTools:
     tools: names of the tools that the model may use; None: all tools of the server.
     """
 
-    replayable = False  # calls may have effects outside the session
+    replayable = False  # calls can have effects outside the session
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ class OpenEnvDialogue:
     time_limit_s: longest wait for the connection, and for each answer.
     """
 
-    replayable = False  # an environment may draw random numbers
+    replayable = False  # an environment can draw random numbers
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from asterism.tasks.contract import Fault
 _CLOSE_LIMIT_S = 3.0
 _CLOSE_TIMEOUT = aiohttp.ClientWSTimeout(ws_close=_CLOSE_LIMIT_S)  # pyright: ignore[reportCallIssue]  # of attrs
 _MAX_FRAME_BYTES = 1 << 24
-# Errors of a step that the model's action may have caused; the session continues.
+# Errors of a step that the model's action can have caused; the session continues.
 _REFUSALS = ("VALIDATION_ERROR", "EXECUTION_ERROR")
 _AT_CAPACITY = "CAPACITY_REACHED"
 
@@ -59,7 +59,7 @@ class OpenEnvSession:
         self._limit_s = time_limit_s
         self._client: aiohttp.ClientSession | None = None
         self._websocket: aiohttp.ClientWebSocketResponse | None = None
-        self._awaits_answer = False  # stays true after a cancelled request: its answer would come for the next request
+        self._awaits_answer = False  # stays true after a cancelled request, whose answer the next request would receive
 
     async def open(self, action_field: str) -> None:
         """Connect. Raises Fault, also if the server's actions lack the field."""
@@ -94,7 +94,7 @@ class OpenEnvSession:
             raise Fault(f"`action_field`: an action of {self.url} has no field {action_field}; it has {fields}")
 
     async def request(self, kind: str, data: dict[str, Any]) -> EnvironmentStep:
-        """Send a request and return the answer. Raises ActionRefused, or Fault; then the session is unusable."""
+        """Send a request and return the answer. Raises ActionRefused, and Fault if the session becomes unusable."""
         frame = _decode(await self._exchange(msgspec.json.encode({"type": kind, "data": data}).decode()), self.url)
         self._awaits_answer = False
         match frame:
@@ -147,7 +147,7 @@ class OpenEnvSession:
 
     async def _end(self, websocket: aiohttp.ClientWebSocketResponse) -> None:
         """Wait until the server closes the connection, which it does after closing the environment."""
-        with suppress(TimeoutError, ConnectionError):  # a server that is not running, or ends the session later
+        with suppress(TimeoutError, ConnectionError):  # the server is not running, or ends the session later
             async with asyncio.timeout(min(self._limit_s, _CLOSE_LIMIT_S)):
                 await websocket.send_str('{"type":"close"}')
                 while (await websocket.receive()).type is aiohttp.WSMsgType.TEXT:

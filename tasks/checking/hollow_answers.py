@@ -88,7 +88,7 @@ def _iter_attacks(problem: DatasetProblem) -> Iterator[tuple[str, str]]:
 
 
 def _list_names(problem: DatasetProblem) -> Sequence[str]:
-    """Return the names of functions that tests of the row may call: in the question and in short columns."""
+    """Return the functions that the tests of the row can call: names in the question and in short columns."""
     texts = [problem.question, *(each for each in problem.fields.values() if isinstance(each, str))]
     called = chain.from_iterable(filter(None, match.groups()) for text in texts for match in _DEFINITION.finditer(text))
     columns = (text for text in texts if text.isidentifier())

@@ -34,7 +34,7 @@ def _find_failures(scores: RowScores) -> Iterator[CheckFinding]:
 
 
 def _find_missing_answers(scores: RowScores) -> Iterator[CheckFinding]:
-    """Find rows without an answer, which are normal if no row has one."""
+    """Find rows without an answer. They are normal if no row has an answer."""
     missing = scores.without_answer
     if missing and len(missing) < scores.num_scored:
         detail = f"{len(missing):,} of {scores.num_scored:,} rows have no answer: {_list_rows(missing)}"
@@ -45,7 +45,7 @@ def _find_missing_answers(scores: RowScores) -> Iterator[CheckFinding]:
 def _find_refused_truths(scores: RowScores, success: SuccessRule) -> Iterator[CheckFinding]:
     scored = [play for play in scores.right if play.script.has_truth and play.reward is not None]
     refused = [play for play in scored if not success.is_met(play.reward or 0.0, play.components)]
-    if refused and len(refused) < len(scored):  # if all are refused, the answer may need tool calls
+    if refused and len(refused) < len(scored):  # if all answers are refused, they can need tool calls
         detail = (
             f"the ground truth as the answer is no success ({success.describe()}) in {len(refused):,} of "
             f"{scores.num_scored:,} rows: {_list_rows([play.row for play in refused])}"

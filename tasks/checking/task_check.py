@@ -1,5 +1,5 @@
 """Checks one task: its rows and prompts, three plays of scripted turns, an answer for each row, its host process after
-them, and hollow answers."""
+the plays, and hollow answers."""
 
 import contextlib
 import statistics
@@ -134,7 +134,7 @@ class CheckInputs(NamedTuple):
     tokenizer_folder: Path
     is_model_tokenizer: bool
     script: TurnScript | None  # None: a script is generated for each play
-    attacks: bool = False  # play hollow answers too
+    attacks: bool = False  # whether to play hollow answers too
 
     @property
     def data(self) -> Path:
@@ -206,7 +206,7 @@ def _read_rows(inputs: CheckInputs) -> tuple[list[DatasetProblem], list[CheckFin
 
 
 def _choose_rows(rows: Sequence[DatasetProblem]) -> list[DatasetProblem]:
-    """Return the first, a middle and the last row; a row may occur more than once."""
+    """Return the first, a middle and the last row; a row can occur more than once."""
     return [rows[0], rows[len(rows) // 2], rows[-1]]
 
 
@@ -320,7 +320,7 @@ def _find_problems(inputs: CheckInputs, played: _Played) -> list[CheckFinding]:
 
 
 def _merge_findings(of_plays: list[CheckFinding], of_rows: list[CheckFinding]) -> list[CheckFinding]:
-    """Merge findings; failures of the reward in the plays are among those of all rows."""
+    """Merge findings. If the rows have a problem, omit the findings of plays about the reward."""
     has_failures = any(finding.status == "problem" for finding in of_rows)
     kept = [finding for finding in of_plays if not (has_failures and finding.subject == "reward")]
     return [*kept, *of_rows]

@@ -204,7 +204,7 @@ def find_blocking_calls(inspected: Inspected) -> list[CheckFinding]:
 
 
 def find_leaks(before: Inspected, after: Inspected, num_plays: int) -> list[CheckFinding]:
-    """Find threads and processes, if there is one for each play: what all instances share may stay."""
+    """Find live instances, and threads or processes if at least one per play is left: shared ones can stay."""
     findings: list[CheckFinding] = []
     if (live := after.live_instances - before.live_instances) > 0:
         detail = f"{live} of {num_plays} instances are alive after `close`"

@@ -19,7 +19,7 @@ from asterism.policies.tools.tool_schema import ToolSchema
 WRONG_ANSWER = "no answer"
 _SEPARATOR = "---"  # line between the turns of a text file
 _EXAMPLES = {"string": "text", "integer": 1, "number": 1.0, "boolean": True, "null": None}
-_WRONG_VALUES = ([], "text", 1)  # for each type, at least one of them does not fit
+_WRONG_VALUES = ([], "text", 1)  # wrong arguments: for each type, at least one of these values does not fit
 _MAX_DEPTH = 8  # depth of a generated value
 
 
@@ -131,7 +131,7 @@ def _close_prefill(dialogue: DialogueFormat) -> str:
 
 
 def generate_arguments(parameters: JsonSchema) -> dict[str, Any]:
-    """Generate a value of its type for each parameter."""
+    """Generate a value for each parameter, of the parameter's type."""
     properties = cast(dict[str, JsonSchema], parameters.get("properties", {}))
     return {name: generate_value(schema) for name, schema in properties.items()}
 

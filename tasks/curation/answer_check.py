@@ -1,4 +1,4 @@
-"""Finds answers of a data set that the run's verifier cannot grade. Runs mask their trajectories (docs/grading.md)."""
+"""Finds answers that the run's verifier cannot grade. A run masks trajectories with such answers (docs/grading.md)."""
 
 import asyncio
 import re

@@ -1,7 +1,7 @@
 """Removes the rows that training cannot use, and names the reason for each row: `asterism data clean`.
 
-The program reads the file up to three times, so that memory holds some 150 bytes per row and no texts: to decide, to
-compare the texts of similar questions, if any, and to write.
+The program reads the file up to three times: to decide, to compare the texts of similar questions (if any), and to
+write. So memory holds some 150 bytes per row and no texts.
 """
 
 import multiprocessing

@@ -20,7 +20,7 @@ from asterism.tasks.curation.row_conditions import RowCondition
 Unvisited = Literal["refuse", "keep", "drop"]
 
 PARQUET = ".parquet"
-_ANY_ROW = RowLayout(all_columns=True, needs_question=False, needs_answer=False)  # layout that fits environments too
+_ANY_ROW = RowLayout(all_columns=True, needs_question=False, needs_answer=False)  # accepts rows of environments too
 
 
 class FilterReport(msgspec.Struct):

@@ -83,8 +83,8 @@ class DuplicateIndex:
         return list_repeats(same != places, same), list_repeats((first != places) & (same == places), first)
 
     def find_candidates(self, excluded: NDArray[np.bool_], num_tests: int) -> set[Repeat]:
-        """Return the pairs that may be nearly equal, without `excluded` rows. The first `num_tests` rows are test
-        questions. The answers of a pair with a test question may differ. No pair consists of two test questions."""
+        """Return the pairs that can be nearly equal, without `excluded` rows. The first `num_tests` rows are test
+        questions. The answers of a pair with a test question can differ. No pair consists of two test questions."""
         _, answer, numbers, _ = np.concatenate(self._digests, axis=1)
         bands = np.concatenate(self._bands)
         rows = np.flatnonzero(~excluded)
@@ -109,7 +109,7 @@ def _find_first(keys: Keys) -> NDArray[np.int64]:
 
 
 def _pair_equal(keys: Keys, rows: NDArray[np.int64]) -> Iterator[Repeat]:
-    """Pair each row only with the first and the previous row of the same key: the number of all pairs is quadratic."""
+    """Pair each row only with the first and the previous row of the same key: all pairs would be too many."""
     order = rows[np.argsort(keys[rows], kind="stable")]
     if len(order) < 2:
         return

@@ -141,7 +141,7 @@ def _is_dialogue(fields: RowFields) -> bool:
 
 
 def _find_quantile(counts: Counter[int], share: float) -> int:
-    """Return the least value that at least `share` of all values do not exceed; 0 without values."""
+    """Return the least value that at least `share` of all values do not exceed, or 0 without values."""
     passed, total = 0, counts.total()
     for value in sorted(counts):
         passed += counts[value]

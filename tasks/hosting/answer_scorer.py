@@ -19,7 +19,7 @@ class AnswerScore(NamedTuple):
 
 
 class AnswerScorer:
-    """The scorer of a task. `pool` has the reward functions and the instances; None for a task with neither."""
+    """The scorer of a task. `pool` has the reward functions and the instances, or is None for a task with neither."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class AnswerScorer:
         self._has_instances = description.has_instances
 
     async def score(self, submission: AnswerSubmitted) -> AnswerScore:
-        """Score a trajectory. Raises SandboxFailure for the grader, HostFailure for a function or without any score."""
+        """Score a trajectory. Raises SandboxFailure for the grader, HostFailure if a function fails or none scores."""
         began_s = time.monotonic()
         rewards = dict(submission.rewards)
         components: dict[str, float] = {}

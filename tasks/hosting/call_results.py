@@ -40,7 +40,7 @@ class _Fields(NamedTuple):
 
 
 def build_observation(value: object, limit: int) -> Observation:
-    """Build an observation of at most `limit` characters. Raises UnusableResult, and Fault if the result has one."""
+    """Build an observation of at most `limit` characters. Raises UnusableResult, and Fault if the result is a fault."""
     fields = _read_fields(value)
     if fields is None:
         return Observation(truncate_middle(render_text(value), limit))

@@ -13,7 +13,7 @@ IDLE = "idle call"  # name of a thread between two calls
 
 
 class CallThreads:
-    """A pool of as many threads as the largest number of calls at the same time so far."""
+    """A pool of threads, as many as the largest number of concurrent calls so far."""
 
     def __init__(self) -> None:
         self._idle: list[_CallThread] = []

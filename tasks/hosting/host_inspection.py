@@ -70,7 +70,7 @@ class LoopDelays:
 
 
 def read_processor_wait_s() -> float:
-    """Return the time that this thread has waited for a processor; 0 if the kernel does not count it."""
+    """Return the time that this thread has waited for a processor, or 0 if the kernel does not count it."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):

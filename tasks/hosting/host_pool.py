@@ -93,7 +93,7 @@ class _Slot:
 class HostPool:
     """The host processes and instances of a task. The waiting callers and the live trajectories bound the pool's size.
 
-    `repeats_calls`: restored instances repeat their calls although the task is not replayable, to score them again.
+    `repeats_calls`: restored instances repeat their calls although the task is not replayable, for a second scoring.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class HostPool:
         self._add_instance(message.trajectory_id).history = list(message.calls)
 
     async def repeat(self, message: EnvironmentRestored) -> EnvironmentHistory:
-        """Repeat the calls in a new instance, and return their history with new sums. Raises HostFailure."""
+        """Repeat the calls in a new instance, and return their history with sums computed anew. Raises HostFailure."""
         instance = self._add_instance(message.trajectory_id)
         instance.history = list(message.calls)
         try:

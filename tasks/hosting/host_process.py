@@ -29,9 +29,9 @@ from asterism.tasks.hosting.wire import (
 )
 
 _HANG_S = 30.0  # silence beyond the time limit of a call, before the process is killed
-_START_LIMIT_S = 300.0  # for the imports, until the process is ready
-_STOP_S = 1.5  # from the end of the connection to the kill, so that instances can be closed
-_LAST_ANSWERS_S = 0.5  # from the end of the process to the end of the connection
+_START_LIMIT_S = 300.0  # time for the imports, until the process is ready
+_STOP_S = 1.5  # time from the end of the connection to the kill, for the closing of instances
+_LAST_ANSWERS_S = 0.5  # time from the end of the process to the end of the connection
 # A task may name an interpreter in which this project is not installed. The project's folder is in sys.path only for
 # the import, because the folder's other packages (in site-packages or a checkout) do not belong to the task.
 _FOLDER = str(Path(str(asterism.__file__)).parents[1])
@@ -62,7 +62,7 @@ class HostCommand(msgspec.Struct, frozen=True):
     variables: dict[str, str] = {}  # environment variables
 
     def build_arguments(self) -> list[str]:
-        """Build the arguments without the settings, because every user of the machine can read them."""
+        """Build the arguments without the settings, because every user of the machine can read arguments."""
         return [self.python or sys.executable, "-P", "-c", _BOOT_SCRIPT, _FOLDER]
 
     def build_input(self) -> bytes:

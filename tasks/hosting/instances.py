@@ -14,7 +14,7 @@ ENVIRONMENT = "environment"  # component for a number that `get_reward` returns
 
 
 class Instance:
-    """An instance without overlapping calls: each call waits for the previous call, also if that was abandoned."""
+    """An instance without overlapping calls: each call waits for the previous call, even for an abandoned one."""
 
     def __init__(self, task: LoadedTask, runner: FunctionCaller, limit_s: float) -> None:
         self._task, self._runner, self._limit_s = task, runner, limit_s
@@ -46,7 +46,7 @@ class Instance:
         return await self._call(self.object.step, message=message)
 
     async def get_reward(self) -> dict[str, float]:
-        """Return the components of `get_reward`; none without that method. Raises UnusableResult."""
+        """Return the components of `get_reward`, or none without that method. Raises UnusableResult."""
         if not self._task.has_reward:
             return {}
         value = await self._call(self.object.get_reward)
@@ -77,7 +77,7 @@ class Instance:
         self._abandoned = running
 
     async def _wait_for_abandoned(self) -> bool:
-        """Return whether an abandoned call ends within the limit; true without an abandoned call."""
+        """Wait up to the limit for an abandoned call, and return whether none is left."""
         if self._abandoned is not None:
             await asyncio.wait([self._abandoned], timeout=self._limit_s)
         return self._abandoned is None or self._abandoned.done()

@@ -60,8 +60,8 @@ from asterism.tasks.hosting.wire import (
 from asterism.tasks.rewards.reward_functions import UnusableReward
 
 EXIT_HANGING = 3
-MAX_THREADS = 32  # for sync calls of tools and instances
-_MAX_ABANDONED = 32  # hanging calls; a process with reward functions only exits at the first hanging call
+MAX_THREADS = 32  # threads for sync calls of tools and instances
+_MAX_ABANDONED = 32  # hanging calls; a process that has only reward functions exits at the first hanging call
 _MAX_ERROR_CHARACTERS = 4000
 _ALIVE_INTERVAL_S = 1.0
 _CLOSE_LIMIT_S = 1.0  # time to close all instances together, at the end of the process

@@ -81,7 +81,7 @@ class Ready(HostMessage, frozen=True):
 
 
 class Alive(HostMessage, frozen=True):
-    """The message of each second while requests are open: the interpreter is not blocked."""
+    """The message sent every second while requests are open: the interpreter is not blocked."""
 
 
 class Returned(HostMessage, frozen=True):

@@ -167,7 +167,7 @@ class _Stopped(BaseException):
 
 
 class Answers:
-    """Replaces the model's function. Equal calls return their answers in order; a call without an answer, Unknown."""
+    """Replaces the model's function. Equal calls return answers in order; a call without an answer returns Unknown."""
 
     def __init__(self, calls: list[Any], answers: list[Any]) -> None:
         self._known: dict[str, deque[list[Any]]] = {}
@@ -258,7 +258,7 @@ def _list_tests(namespace: dict[str, Any], function: Answers) -> list[Callable[[
 
 
 def _relax_asserts(tests: str) -> ast.Module:
-    """Let the tests continue after a failed assert if a call before had no answer."""
+    """Let the tests continue after a failed assert if an earlier call had no answer."""
     module = ast.parse(tests)
     for node in ast.walk(module):
         if isinstance(node, ast.Assert):

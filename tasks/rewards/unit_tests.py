@@ -31,7 +31,7 @@ async def score(
 ) -> list[float]:
     """Return 1 if the function `entry_point` of the last message's program passes all tests, else 0.
 
-    Raises UnusableTests if the row's tests cannot run, and Fault.
+    Raises Fault, and UnusableTests if the row's tests cannot run.
     """
     program = extract_program(completions[0][-1]["content"])
     rounds = TestRounds(sandbox, entry_point[0], setup[0], tests[0])
@@ -99,7 +99,7 @@ class TestRounds:
         return answers if is_list and len(answers) == len(calls) else []
 
     async def _run(self, function: str, request: dict[str, Any]) -> Any:
-        """Return the JSON of the last printed line, or None without one."""
+        """Return the JSON of the last printed line, or None without output."""
         code = f"{_SOURCE}\n{function}()\n"
         result = await self._sandbox.run(code, stdin=json.dumps(request))
         try:

@@ -28,7 +28,7 @@ class BackgroundLoop:
         self._thread.join()
 
     def run(self, work: Coroutine[Any, Any, Result], on_interrupt: Callable[[], object] | None = None) -> Result:
-        """Run the coroutine and return its result or raise its exception. Called on the main thread.
+        """Run the coroutine and return its result or raise its exception. Must be called on the main thread.
 
         Each ^C calls `on_interrupt` on the loop; without `on_interrupt`, ^C cancels the coroutine and raises
         KeyboardInterrupt.
@@ -36,7 +36,7 @@ class BackgroundLoop:
         future = Future[Result]()  # a placeholder that ^C can cancel before the coroutine has its own future
 
         def interrupt(*_: object) -> None:
-            """Raise no exception with `on_interrupt`: it could end `run` before its wait, without the coroutine."""
+            """Raise nothing with `on_interrupt`: an exception could end `run` before the wait for the coroutine."""
             if on_interrupt is None:
                 future.cancel()
                 raise KeyboardInterrupt
@@ -48,7 +48,7 @@ class BackgroundLoop:
         try:
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
             return future.result()
-        except SystemExit:  # a signal handler raised it
+        except SystemExit:  # a signal handler raised the exception
             future.cancel()
             raise
         finally:

@@ -28,7 +28,7 @@ class MessageReader:
                 importlib.import_module("readline")  # `input` then has a line editor with a history
 
     def read(self) -> str | None:
-        """Return the next message that is not blank; None at the end of the input. Raises KeyboardInterrupt."""
+        """Return the next message that is not blank, or None at the end of the input. Raises KeyboardInterrupt."""
         while (text := self._read_message()) is not None:
             if text.strip():
                 return text
@@ -66,5 +66,5 @@ class MessageReader:
 
 
 def clean_text(text: str) -> str:
-    """Replace the surrogates that stand for bytes that are no UTF-8."""
+    """Replace the surrogates, which stand for bytes that are not UTF-8."""
     return text.encode(errors="replace").decode()

@@ -49,10 +49,10 @@ Ctrl-C stops a call or an answer, Ctrl-D exits."""
 def run_chat(
     checkpoint: str, options: ChatOptions, prompt: str | None, transcript: Path | None, console: Console
 ) -> int:
-    """Return 0; with `prompt`, 1 if the answer failed and 130 if it was interrupted. Raises UnusableInput."""
+    """Return 0 or, with `prompt`, 1 if the answer failed and 130 if it was interrupted. Raises UnusableInput."""
     sys.stdin = sys.stdin or Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115 - open until the end
     if isinstance(sys.stdin, TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")  # replaces bytes that are no UTF-8
+        sys.stdin.reconfigure(errors="replace")  # replaces bytes that are not UTF-8
     text = None if prompt is None else _read_prompt(prompt)
     parts = load_parts(parse_checkpoint_argument(checkpoint), options)
     file = None if transcript is None else TranscriptFile(transcript, "--transcript")
@@ -166,7 +166,7 @@ class Talk:
         return end.ending
 
     def _keep(self, transcript: TranscriptFile) -> None:
-        """Save the conversation. A full disk does not end it."""
+        """Save the conversation. A full disk does not end the conversation."""
         try:
             transcript.save(self._build_row())
         except UnusableInput as error:

@@ -84,14 +84,14 @@ class ChatSession:
         view: ChatView,
         first_trajectory_id: int = 0,
     ) -> None:
-        """`row` opens an environment or a dialogue. `context_tokens` is its limit. `first_trajectory_id` names the
-        notebook of the first conversation."""
+        """`row` opens an environment or a dialogue. `context_tokens` limits a conversation. `first_trajectory_id` names
+        the notebook of the first conversation."""
         self._task, self._row, self._engine, self._view = task, row, engine, view
         self._sampling, self._context_tokens = sampling, context_tokens
         self._first_trajectory_id = self._trajectory_id = first_trajectory_id
         self._trajectory: Trajectory | None = None  # state after the last answer
         self._driver = SoloDriver(task, self, context_tokens)
-        self._results: dict[int, str] = {}  # results of the turn's calls, by their place in it
+        self._results: dict[int, str] = {}  # results of the turn's calls, by place in the turn
         self._refused: set[int] = set()  # places of calls that did not run
         self.messages: list[Message] = []  # messages of the conversation, as in rows of a cold start
 
@@ -146,7 +146,7 @@ class ChatSession:
                 return AnswerEnd(end.trajectory.ending, turns, tokens)
 
     async def _restore_notebook(self) -> None:
-        """Restore the notebook of the conversation. An environment instance keeps its state; a new one ends."""
+        """Restore the conversation's notebook. An earlier environment instance keeps its state; a new one ends."""
         await self._task.sandbox.end_notebook(self._trajectory_id)
         if self._trajectory is None:
             self._task.services.end(self._trajectory_id)
@@ -246,7 +246,7 @@ class ChatSession:
 
 
 def _end_turn(task: SoloTask, trajectory: Trajectory) -> TokenRecord:
-    """End a turn that lacks a stop token with ChatML's, as a cold start does, or with its format's first."""
+    """Add a missing stop token to a turn: that of ChatML, as a cold start does, or the first one of its format."""
     record, stops = trajectory.record, task.rules.stop_token_ids
     if record.num_tokens and bytes_to_ids(record.token_ids)[-1] in stops:
         return record

@@ -28,7 +28,7 @@ from asterism.sandbox.contract import CodeSandbox
 from asterism.tasks.checking.lazy_sandbox import LazySandbox
 from asterism.tasks.hosting.task_services import TaskServices, build_task_services
 
-DEFAULT_CONTEXT_TOKENS = 16_384  # used unless the run's trajectories are longer
+DEFAULT_CONTEXT_TOKENS = 16_384  # limit of a conversation, unless the run's trajectories are longer
 
 
 class ChatOptions(NamedTuple):

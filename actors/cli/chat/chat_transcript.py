@@ -17,7 +17,7 @@ from asterism.configs.errors import UnusableInput
 
 
 def build_row(messages: Sequence[Message], system: str, task: str) -> dict[str, object] | None:
-    """Build the row, up to the assistant's last message; None without such a message."""
+    """Build the row, up to the assistant's last message, or return None without such a message."""
     last = max((place for place, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
     if last < 0:
         return None
@@ -29,7 +29,7 @@ class TranscriptFile:
     """A file that gets a row for each conversation; the row of the current conversation is replaced as it grows."""
 
     def __init__(self, path: Path, option: str) -> None:
-        """Open and lock the file. `option` names it in messages. Raises UnusableInput if it cannot be written."""
+        """Open and lock the file. `option` names the file in messages. Raises UnusableInput if it is not writable."""
         self._option = f"{option} {path}"
         try:
             self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)

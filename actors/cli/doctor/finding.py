@@ -32,10 +32,10 @@ CheckResult = DoctorFinding | str  # a text is the detail of an "ok" finding
 
 
 def run_check(check: Callable[[], CheckResult], remedy: str = "", *, ends_run: bool = False) -> DoctorFinding:
-    """Turn an UnusableInput or SandboxFailure of the check, which would end a run, into "unusable", with this remedy.
+    """Turn an UnusableInput or SandboxFailure of the check into "unusable" with this remedy: either would end a run.
 
     Any other exception becomes a warning, so that other checks still run. With `ends_run`, a run makes the same check
-    and would end with the exception: it becomes "unusable" too.
+    and would end with the exception, which becomes "unusable" too.
     """
     try:
         result = check()

@@ -63,7 +63,7 @@ def _shorten_path(path: Path) -> Path:
 
 
 def _find_first_difference(name: str, divergence: RunDivergence) -> int | None:
-    """Return the index of the first array element that differs; None if the field is not an array."""
+    """Return the index of the first array element that differs, or None if the field is not an array."""
     a, b = (event.contents.get(name) if event is not None else None for event in (divergence.a, divergence.b))
     if name not in _ELEMENT_BYTES or not isinstance(a, bytes) or not isinstance(b, bytes):
         return None

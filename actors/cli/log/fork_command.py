@@ -78,7 +78,7 @@ def _check_turn(folder: RunFolder, options: ForkOptions) -> None:
     """Raise UnusableInput before the replay, which takes a minute for a late trajectory of a long run."""
     versions = read_turn_versions(folder, options.trajectory)
     last = max(versions, default=-1)
-    if versions and not 0 <= options.turn <= last + 1:  # one more turn may have begun without a logged token
+    if versions and not 0 <= options.turn <= last + 1:  # one more turn can have begun without a logged token
         raise _build_turn_error(folder, options, last + 1)
     if options.checkpoint is None and options.turn in versions:
         require_checkpoint(folder, options.trajectory, options.turn, versions[options.turn])

@@ -25,7 +25,7 @@ class ForkableTurn(NamedTuple):
 
 
 def list_forkable_turns(folder: RunFolder, trajectory: int) -> list[ForkableTurn]:
-    """Return the turns with logged tokens; an empty list without a log of the rollout process."""
+    """Return the turns with logged tokens, or an empty list without a log of the rollout process."""
     problems: dict[int, str] = {}
     turns: list[ForkableTurn] = []
     for turn, version in sorted(read_turn_versions(folder, trajectory).items()):
@@ -50,7 +50,7 @@ def read_turn_versions(folder: RunFolder, trajectory: int) -> Mapping[int, int]:
 
 
 def find_checkpoint_problem(folder: RunFolder, version: int) -> str:
-    """Return why no branch can use the weights of this version; empty if a branch can."""
+    """Return why no branch can use the weights of this version, or an empty text if a branch can."""
     checkpoint = folder.get_checkpoint_path(version)
     if not checkpoint.is_dir():
         return "not kept (learner.checkpoints.keep)"

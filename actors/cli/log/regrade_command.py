@@ -46,13 +46,13 @@ class RegradedRun(msgspec.Struct, frozen=True):
 
 
 class OtherRewards(NamedTuple):
-    """The stored trajectories scored with other rewards. Implements WhatIf. Exit code 1: one could not be scored."""
+    """The stored trajectories scored with other rewards. Implements WhatIf. Exit code 1: a score is missing."""
 
     task: str  # name of the task, or empty for all
     tables = ("reward", "sandbox", "tasks")
 
     def locate_overrides(self, overrides: Sequence[str]) -> list[str]:
-        """Prefix overrides of [reward] with the task: they change its own table."""
+        """Prefix overrides of [reward] with the task, so that they change the task's own table."""
         own = f"tasks.{self.task}." if self.task else ""
         return [f"{own}{each}" if each.startswith("reward.") else each for each in overrides]
 

@@ -104,7 +104,7 @@ def collect_later_messages(folder: RunFolder, difference: ReplayDifference) -> d
 def identify_effects(
     difference: ReplayDifference, sends: Sequence[Send], logged: Mapping[str, Sequence[MergedEvent]]
 ) -> dict[str, list[MergedEvent]] | None:
-    """Return the messages with the fingerprint of the run's effects; None if no combination has it.
+    """Return the messages with the fingerprint of the run's effects, or None if no combination has it.
 
     Messages to processes without an event log come from the replay.
     """

@@ -49,7 +49,7 @@ def check_kind(kind: str) -> str:
 def show_log(
     folder: RunFolder, event_filter: EventFilter, text: str, limit: int | None, follow: bool, console: Console
 ) -> None:
-    """Print the matching events; with `follow`, until ^C or `limit` lines. Raises UnusableInput without a log."""
+    """Print the matching events, with `follow` until ^C or `limit` lines. Raises UnusableInput without a log."""
     context = load_text_context(folder)
     start_time = read_start_time(folder)
     events = follow_events(folder, event_filter) if follow else merge_events(folder, event_filter)
@@ -119,7 +119,7 @@ def format_lines(
 
 
 def _find_text(text: str, message: object, context: TextContext) -> str | None:
-    """Return the message's first text that contains `text`, ignoring case; None without one."""
+    """Return the message's first text that contains `text`, ignoring case, or None if there is none."""
     return next((each for each in extract_texts(message, context) if text.casefold() in each.casefold()), None)
 
 

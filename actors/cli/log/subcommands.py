@@ -54,7 +54,7 @@ TextOption = Annotated[
 
 
 def open_run_folder(path: Path) -> RunFolder:
-    """Return the run's folder. Raises UnusableInput if `path` is not one."""
+    """Return the run's folder. Raises UnusableInput if `path` is no run folder."""
     folder = RunFolder(path)
     if not folder.config.exists():
         StagesFolder(path).refuse()

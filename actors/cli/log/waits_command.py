@@ -133,7 +133,7 @@ def _find_head_waits(run: RunConfig, folder: RunFolder) -> Iterator[PendingWait]
 
 
 def print_waits(folder: RunFolder) -> None:
-    """Print the waits. A finished run has none, so its logs are not replayed, which takes a minute."""
+    """Print the waits. A finished run has no waits; its logs are not replayed, because a replay takes a minute."""
     launch = _read_last_launch(find_log(folder, HEAD))
     is_finished = launch is not None and launch.kind == RunFinished.__name__
     waits = [] if is_finished else find_waits(load_run(folder.config), folder)
@@ -144,7 +144,7 @@ def print_waits(folder: RunFolder) -> None:
 
 
 def _read_last_launch(log: Path) -> Event | None:
-    """Return the last event RunStarted or RunFinished; None without either."""
+    """Return the last event RunStarted or RunFinished, or None without either."""
     launches = [event for event, _ in read_events(log, kinds=[RunStarted.__name__, RunFinished.__name__])]
     return launches[-1] if launches else None
 

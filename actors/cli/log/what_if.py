@@ -58,7 +58,7 @@ class WhatIf(Protocol[Result]):
 def answer_what_if(
     what_if: WhatIf[Result], folder: RunFolder, overrides: Sequence[str], json_path: Path | None, console: Console
 ) -> int:
-    """Recompute and show. Raises UnusableInput, before the work starts for another key or an unwritable file."""
+    """Recompute and show. Raises UnusableInput, for a wrong key or an unwritable file before the work starts."""
     check_json_path(json_path)
     result = what_if.recompute(Conditions(folder, load_with_overrides(folder.config, overrides, what_if.tables)))
     exit_code = what_if.show(result, console)

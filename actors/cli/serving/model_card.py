@@ -77,7 +77,7 @@ def _list_lineage(run: RunConfig, chosen: RunStep) -> Iterator[str]:
 
 
 def _find_continued(run: RunConfig, chosen: RunStep) -> RunStep | None:
-    """Return the checkpoint of another run from which this run began; None without one."""
+    """Return the checkpoint of another run from which this run began, or None without one."""
     if not run.learner.resume_from:
         return None
     checkpoint = chosen.run.expand_path(run.learner.resume_from)
@@ -86,7 +86,7 @@ def _find_continued(run: RunConfig, chosen: RunStep) -> RunStep | None:
 
 
 def _describe_path(path: str, run: RunFolder) -> str:
-    """Return the path within the run's folder, or its last two parts: the others name folders of one machine."""
+    """Return the path within the run's folder, or its last two parts: earlier parts name folders of one machine."""
     full = run.expand_path(path)
     if full.resolve().is_relative_to(run.path.resolve()):
         return f"`{full.resolve().relative_to(run.path.resolve())}` of the run"

@@ -87,7 +87,7 @@ def _find_model(reference: str, console: Console) -> tuple[Path, str]:
 
 
 def _is_current(folder: Path, chosen: RunStep) -> bool:
-    """Return whether the export is newer than the checkpoint, which a run may have written again."""
+    """Return whether the export is newer than the checkpoint, which a run can write again."""
     written, source = folder / "config.json", chosen.checkpoint / "config.json"
     return written.exists() and written.stat().st_mtime_ns >= source.stat().st_mtime_ns
 

@@ -42,7 +42,7 @@ def check_questions(
     if description is None:
         raise UnusableInput(f"not checked, because {task.key_prefix}import cannot be loaded")
     layout = get_row_layout(task, description)
-    answers: dict[str, str] = {}  # names of problems, by answer that is no number
+    answers: dict[str, str] = {}  # names of the problems, by their answer if it is no number
     for problem in read_problems(path, report, _MAX_CHECKED_ROWS, layout):
         if layout.needs_answer and not is_answer_of_kind(problem.ground_truth, "number"):
             answers.setdefault(problem.ground_truth, problem.name)

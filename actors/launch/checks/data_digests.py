@@ -69,7 +69,7 @@ def _list_data_keys(run: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def _describe_change(before: DataDigests, present: DataDigests) -> str | None:
-    """Describe the first difference, in a file's content or in the files of a folder; None without one."""
+    """Describe the first difference, in a file's content or in the files of a folder, or return None without one."""
     for key, files in present.items():
         known = before.get(key, {})
         for path in sorted({*files, *known}):

@@ -1,6 +1,6 @@
-"""These checks examine a run's inputs, by configuration key, before anything is created: for the launcher and
+"""These checks examine a run's inputs, by configuration key, before anything is created.
 
-`asterism doctor`. Nothing here imports torch.
+The launcher and `asterism doctor` run them. Nothing here imports torch.
 """
 
 import os
@@ -141,7 +141,7 @@ def _list_model_checks(
 def _list_task_checks(
     run: RunConfig, folder: RunFolder, descriptions: dict[str, TaskDescription]
 ) -> dict[str, InputCheck]:
-    """List the checks of each task's code, and then of its rows: their layout depends on the code."""
+    """List the checks of each task's code, and then of its rows: the rows' layout depends on the code."""
     checks: dict[str, InputCheck] = {}
     for task in run.resolved_tasks:
         prefix, training = task.key_prefix, make_training_report(run.data.max_bad_rows)
@@ -203,7 +203,7 @@ def _is_generated(run: RunConfig, path: str) -> bool:
 
 
 def _check_checkpoint(folder: Path, run: RunConfig, tokens: Sequence[str], has_weights: bool) -> CheckedInput:
-    """Check the checkpoint. `tokens` are those of the roles. `has_weights` is false if only a server has weights."""
+    """Check the checkpoint. `tokens`: the tokens of the roles. `has_weights` is false if only a server has weights."""
     if not folder.is_dir():
         raise UnusableInput(f"{folder}: no such folder; set it to the folder of a supported model (docs/models.md)")
     config = load_model_config(folder)
@@ -227,7 +227,7 @@ def _check_resumable(checkpoint: Path) -> CheckedInput:
         )
     state = read_trainer_state(checkpoint)
     if state.stage != "rl":
-        raise UnusableInput(f"{checkpoint}: a checkpoint within the cold start; set it to one of RL, step_NNNNNN")
+        raise UnusableInput(f"{checkpoint}: a checkpoint of the cold start; set it to one of RL: step_NNNNNN")
     return CheckedInput(f"{checkpoint}: after {state.step} steps")
 
 
@@ -309,7 +309,7 @@ def read_memory_bytes() -> tuple[int, int]:
 
 
 def read_kernel_file(path: str) -> str:
-    """Return the file's text; empty if the kernel lacks that interface."""
+    """Return the file's text, or an empty text if the kernel lacks that interface."""
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -329,9 +329,9 @@ def _check_space(checkpoint: Path, run_folder: Path, run: RunConfig) -> CheckedI
     versions, kept = run.num_weight_versions, run.learner.checkpoints.keep
     folders = f" and {count} in folders for servers" if (count := count_folders(run)) else ""
     kept += 2 if run.evaluation.saves_evaluated_steps else 0  # the best checkpoint, and the one in evaluation
-    saved_copies = 2 + run.optimizer_moments  # the weights, and the exported model at most
+    saved_copies = 2 + run.optimizer_moments  # the weights, and at most one exported model
     copies = (kept + 3) * saved_copies
-    if run.learner.lora.rank:  # only exported models multiply; the frozen weights are saved once
+    if run.learner.lora.rank:  # each checkpoint has an exported model; the frozen weights are saved once
         copies = kept + 3 + saved_copies
     needs = {
         "/dev/shm": (

@@ -78,8 +78,8 @@ def check_references(table: Mapping[str, object], key: str) -> CheckedInput:
 
 
 def run_host(task: TaskConfig, *keys: str) -> str:
-    """Load the task's code in another process, and return the last line that it prints. Raises UnusableInput,
-    without the first of `keys` in its text."""
+    """Load the task's code in another process, and return the last line that it prints. Raises UnusableInput
+    with a text that omits the first of `keys`."""
     command = build_host_command(task, DEFAULT_TASK, "")  # the host loads all code that the settings name
     if task.python and not Path(task.python).is_file():
         raise UnusableInput(f"{task.key_prefix}python: {task.python}: no such file")

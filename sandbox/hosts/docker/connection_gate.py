@@ -1,4 +1,4 @@
-"""Accepts the connections of processes in containers; each identifies itself in its first frame."""
+"""Accepts the connections of processes in containers. A process identifies itself in its first frame."""
 
 import asyncio
 import secrets
@@ -18,7 +18,7 @@ _SOCKET_NAME = "executor.sock"
 _HANDSHAKE_TIMEOUT_S = 10.0
 _MAX_HANDSHAKE_BYTES = 4096
 _BACKLOG = 256
-_MAX_PENDING_HANDSHAKES = 1024  # further connections without a first frame are an attack: closed
+_MAX_PENDING_HANDSHAKES = 1024  # further connections without a first frame count as an attack and are closed
 _ACCEPT_RETRY_S = 0.1  # pause after a failed accept
 
 
@@ -68,7 +68,7 @@ class ConnectionGate:
         while True:
             try:
                 connection, _ = await loop.sock_accept(listener)
-            except OSError as error:  # out of descriptors, or closed by the peer before accept
+            except OSError as error:  # no free descriptor, or the peer disconnected before accept
                 self._logger.error("connection.not_accepted", cause=error.strerror)
                 await asyncio.sleep(_ACCEPT_RETRY_S)
                 continue

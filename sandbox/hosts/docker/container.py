@@ -63,7 +63,7 @@ class ContainerProcess:
         self._exited.set()
         if not self._connection.done():
             self._connection.set_exception(SandboxFailure("a process in the container exited while it started"))
-            self._connection.exception()  # marks the exception as retrieved: there may be no waiter
+            self._connection.exception()  # marks the exception as retrieved, because no task might wait for it
 
 
 class Container(asyncio.Protocol):
@@ -83,7 +83,7 @@ class Container(asyncio.Protocol):
 
     async def attach(self, connection: socket.socket) -> None:
         self.pid, _ = _get_peer(connection)
-        with contextlib.suppress(OSError):  # not permitted: the fork servers measure memory
+        with contextlib.suppress(OSError):  # without permission, the fork servers measure memory
             self._cgroups = CgroupFolder(self.pid, _CGROUP_NAME, may_move=True)
         await asyncio.get_running_loop().create_connection(lambda: self, sock=connection)
 
@@ -130,7 +130,7 @@ class Container(asyncio.Protocol):
     # ------------------------------------------------------------ asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass of it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit from asyncio.Transport
         self.alive = True
 
     def data_received(self, data: bytes) -> None:

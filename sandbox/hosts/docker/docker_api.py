@@ -19,7 +19,7 @@ from asterism.sandbox.contract import SandboxFailure
 from asterism.sandbox.inside.isolation.allowed_syscalls import CALL_SYSCALLS, SETUP_SYSCALLS
 
 _RUN_LABEL, _OWNER_LABEL = "asterism.run", "asterism.owner"
-_MAX_CONCURRENT = 4  # container starts and removals at a time
+_MAX_CONCURRENT = 4  # concurrent starts and removals of containers
 _REQUEST_TIMEOUT_S = 60.0  # aiodocker's default is no timeout
 _REMOVAL_DELAYS_S = (0.0, 0.1, 0.5, 2.0)  # between attempts to remove a container
 _NOBODY = "65534:65534"
@@ -100,7 +100,7 @@ class DockerEngine:
     async def list_owned(self) -> list[OwnedContainer]:
         """Return all containers of Asterism's sandboxes, of any owner.
 
-        A restarted engine may list removed containers for good; a container without details does not exist.
+        A restarted engine can list removed containers forever; a container without details does not exist.
         """
         async with _as_sandbox_failure("list the containers"):
             containers = await self._docker.containers.list(all=True, filters={"label": [_OWNER_LABEL]})
@@ -169,7 +169,7 @@ async def _remove(container: DockerContainer) -> None:
                 return
             if delay_s is None or (error.status < 500 and error.status != 409):
                 raise
-            if error.status == 409:  # removal in progress: the container is listed until its end
+            if error.status == 409:  # removal in progress: the engine lists the container until the removal ends
                 await _wait_until_removed(container)
         await asyncio.sleep(delay_s)
 
@@ -184,7 +184,7 @@ async def _wait_until_removed(container: DockerContainer) -> None:
 
 @asynccontextmanager
 async def _as_sandbox_failure(action: str) -> AsyncGenerator[None]:
-    """Raises errors of the engine and of its connection as SandboxFailure."""
+    """Convert errors of the engine and of its connection into SandboxFailure."""
     try:
         yield
     except aiodocker.DockerError as error:

@@ -4,7 +4,7 @@
     init process -> gate     the first process of a container connects to a socket in a mounted folder
     fork servers -> gate     they connect directly; calls and answers do not pass through the engine
 
-A lost container is replaced, with increasing delays while the engine refuses; its calls in flight
+A lost container is replaced, with increasing delays while the engine refuses; calls in flight in it
 raise SandboxFailure. When this process exits, the init processes lose their connections and the
 containers end.
 """
@@ -86,7 +86,7 @@ class ContainerHost:
         return [container for container in self._containers if container.alive]
 
     async def start(self) -> None:
-        self._closing = False  # `close` after a failed start has set it
+        self._closing = False  # True if `close` ran after a failed start
         probe = await asyncio.to_thread(probe_docker, os.environ)
         if probe.remedy:
             raise SandboxFailure(f"no Docker engine: {probe.description}. {probe.remedy}")
@@ -117,7 +117,7 @@ class ContainerHost:
         raise SandboxFailure(f"no container for {self._config.container_timeout_s:g} s: {self._last_failure}")
 
     def get_excess_memory(self, share: float) -> int:
-        """Return the largest excess of a live container."""
+        """Return the largest memory excess of a live container."""
         uses = [(container.memory_used, container.memory_limit) for container in self.live_containers]
         return max((used - int(share * limit) for used, limit in uses), default=0)
 
@@ -216,7 +216,7 @@ class ContainerHost:
             await self._engine.remove(lost.id)
         except SandboxFailure as error:  # the next start removes the container by its label
             self._logger.error("container.not_removed", id=lost.id[:12], cause=str(error))
-        self._containers.remove(lost)  # after the removal, so that `close` repeats a cancelled one
+        self._containers.remove(lost)  # only now, so that `close` repeats a cancelled removal
         while not self._closing:
             try:
                 await self._start_container(self._engine)

@@ -10,7 +10,7 @@ import msgspec
 
 
 class DockerProbeResult(NamedTuple):
-    description: str  # the engine's version, or why no engine can be used
+    description: str  # the engine's version, or the reason that no engine can be used
     remedy: str  # empty if the engine can be used
 
 

@@ -6,7 +6,7 @@ descendants when it ends, and ignores signals from inside for which it has no ha
 (asterism.sandbox.inside.call.notebook_process).
 
 Descriptors: 0 is empty or the call's standard input, 1 and 2 are pipes, and 3 is the socket to the
-fork server. The process has no others.
+fork server. The process has no other descriptors.
 """
 
 import mmap
@@ -27,8 +27,8 @@ from asterism.sandbox.inside.isolation.seccomp import SeccompFilter
 from asterism.sandbox.inside.wire.call_wire import CONTROL_FD, read_call, write_answer, write_started
 from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
-_MAX_OPEN_FILES = 256  # and one per MiB of memory: a descriptor may hold 208 KiB of a socket's buffer
-_MAX_PENDING_SIGNALS = 128  # timers included
+_MAX_OPEN_FILES = 256  # plus one per MiB of memory, because a descriptor can hold 208 KiB of a socket's buffer
+_MAX_PENDING_SIGNALS = 128  # timers count as signals
 _BROKEN_EXIT_CODE = 70  # the code broke the socket or the harness
 MIB = 1 << 20
 
@@ -39,7 +39,7 @@ class CallIsolation(NamedTuple):
     settings: ServerSettings
     proc_fd: int  # a descriptor of /proc
     scratch_options: str  # mount options of a call's tmpfs
-    max_processes: int  # limit for a call's user, threads included
+    max_processes: int  # limit for a call's user; threads count
     landlock: LandlockRules | None
     ruleset: int | None  # descriptor: `landlock` plus write access to this call's folder
     seccomp_filter: SeccompFilter | None
@@ -54,7 +54,7 @@ def run_call_process(
 ) -> NoReturn:
     """Run the process. `folder` is the private folder of a process that cannot mount one.
 
-    With `is_notebook`, the process forks the notebook's worker now. Otherwise, its first call decides.
+    With `is_notebook`, the process forks the notebook's worker now. Otherwise, the kind of its first call decides.
 
     `fds`: control, stdout, stderr, and the list of members of a cgroup, which this process joins.
     """
@@ -64,7 +64,7 @@ def run_call_process(
             os.write(members, b"0")
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
-        shared = mmap.mmap(-1, SHARED_STATE_BYTES)  # now, because the call's filter forbids shared memory
+        shared = mmap.mmap(-1, SHARED_STATE_BYTES)  # mapped now, because the call's filter forbids shared memory
         _isolate(control, folder, isolation)
         sys.path.insert(0, "")
         sys.argv = [""]
@@ -106,7 +106,7 @@ def _enter_folder(folder: str, isolation: CallIsolation) -> None:
         os.setgroups([])
         os.setresgid(isolation.user, isolation.user, isolation.user)
         os.setresuid(isolation.user, isolation.user, isolation.user)
-    syscalls.die_with_parent(signal.SIGKILL)  # a pid namespace has this effect
+    syscalls.die_with_parent(signal.SIGKILL)  # a pid namespace has the same effect
 
 
 def set_shared_limits(settings: ServerSettings, mapped_bytes: int) -> None:

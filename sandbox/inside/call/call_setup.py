@@ -10,7 +10,7 @@ from typing import Any
 from asterism.sandbox.inside.wire.call_wire import CallRequest
 from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
-# CPU time of one notebook process over all its cells, in time limits. The kernel's limit cannot be raised per
+# CPU time of a notebook process over all cells, in multiples of the time limit. The kernel's limit cannot be raised per
 # cell. It stops threads that compute between cells. At this limit, the notebook rolls back to its
 # checkpoint, a new process with its own count.
 _NOTEBOOK_CPU_CELLS = 64

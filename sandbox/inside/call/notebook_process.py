@@ -5,7 +5,7 @@
                   the checkpoint when the worker exits.
     worker        reads the calls and runs the cells; the same process until a cell kills it.
     checkpoint    a waiting fork of the worker from before a cell. When the worker exits, the checkpoint
-                  reports its exit code and becomes the worker, with the state from before the cell. The
+                  reports the exit code and becomes the worker, with the state from before the cell. The
                   worker kills a checkpoint that is no longer needed.
 
 A worker makes a checkpoint before a cell, unless this cell and all cells since the last checkpoint
@@ -15,7 +15,7 @@ pure cells, a checkpoint.
 
 A fork does not copy threads, timers of `signal.setitimer`, or children. A worker that has any of these
 makes no checkpoint: if the cell kills it, the notebook rolls back to an earlier checkpoint or to the base,
-and the executor replays the cells since. A cell also runs without a checkpoint if its state does not fit
+and the executor replays the later cells. A cell also runs without a checkpoint if its state does not fit
 into the memory limit twice. After a rollback, the worker has another pid and no `fcntl.lockf` locks. Files
 and file offsets are shared and not rolled back. Hooks of `os.register_at_fork` run at each checkpoint.
 
@@ -48,11 +48,11 @@ from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
 HARNESS_PROCESSES = 2  # base and checkpoint, in addition to the code's own limit
 FORK_FAILED_EXIT_CODE = 71  # exit code of the base after a failed fork of the worker
-_MAX_PURE_CELLS, _MAX_REPLAY_S = 256, 0.01  # cells since a checkpoint, and their total run time
+_MAX_PURE_CELLS, _MAX_REPLAY_S = 256, 0.01  # limits of the cells since a checkpoint: number, run time
 _SIGNALS = frozenset(map(int, signal.valid_signals()))
 # The public wrapper spends most of its time on naming the signals in its result.
 _set_signals = sys.modules["_signal"].pthread_sigmask
-_MAX_PENDING_SIGNALS = 1024  # number of signals that are discarded at most
+_MAX_PENDING_SIGNALS = 1024  # largest number of discarded signals
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _SHARED_STATE = struct.Struct("<QQQq")
 SHARED_STATE_BYTES = _SHARED_STATE.size
@@ -182,14 +182,14 @@ class NotebookProcess:
             self._reported = self._pid, self._checkpoint
         began_at = time.monotonic()
         outcome = run_code.run_cell(code, self._main)
-        self._has_usable_streams = pure and outcome[0] == "ok"  # a pure cell cannot change them
+        self._has_usable_streams = pure and outcome[0] == "ok"  # a pure cell cannot change the streams
         if os.getpid() != self._pid:
             run_code.exit_forked_child(outcome)
         if outcome[0] == "exit":
             run_code.exit_process(int(outcome[1]))  # the checkpoint reports the exit code
         run_code.flush_all_streams()
         self._num_cells += 1
-        # Before the answer, because the code may have broken the shared memory.
+        # This precedes the answer, because the code may have broken the shared memory.
         self._write_shared(self._pid, self._checkpoint, call.nonce)
         write_answer(outcome, call.nonce, self._num_cells)
         self._write_shared(self._pid, self._checkpoint, 0)
@@ -244,7 +244,7 @@ class NotebookProcess:
         if checkpoint:
             try:
                 os.kill(checkpoint, signal.SIGKILL)
-            except OSError:  # the code has killed it
+            except OSError:  # the code has killed the checkpoint
                 return
 
     def _become_worker(self) -> None:

@@ -178,7 +178,7 @@ def flush_all_streams() -> None:
 
 
 def exit_forked_child(outcome: CallOutcome) -> NoReturn:
-    """End a child that the code forked as a Python program would end."""
+    """Exit in a child that the code forked, with the output and exit code of a Python program."""
     if outcome[0] == "raised":
         os.write(2, f"{outcome[2]}\n".encode("utf-8", "backslashreplace"))
     code = {"ok": 0, "exit": int(outcome[1]) if outcome[0] == "exit" else 0}.get(outcome[0], 1)

@@ -1,7 +1,7 @@
-"""The standard streams of executed code: objects as an ordinary interpreter makes them, and their repair before a cell.
+"""Makes the standard streams of executed code, as an ordinary interpreter does, and repairs them before a cell.
 
 A stream object remembers whether its descriptor can seek. The zygote starts with /dev/null as its
-output, but calls have pipes. It therefore makes new objects on a pipe: with the old objects,
+output, but calls have pipes. The zygote therefore makes new objects on a pipe: with the old objects,
 `sys.stdout.reconfigure(...)` and `io.TextIOWrapper(sys.stdout.buffer)` would raise "Illegal seek".
 """
 
@@ -14,11 +14,11 @@ from typing import TextIO
 
 _STANDARD_FDS = (0, 1, 2)
 _NAMES = ("stdin", "stdout", "stderr")
-_MAX_KEPT = 64  # kept objects that earlier cells replaced; about 10 kB each
+_MAX_KEPT = 64  # limit of kept objects that cells have replaced; about 10 kB each
 
 
 def renew_output_objects() -> None:
-    """Replace stdout and stderr by objects of a pipe, for all processes that this one forks."""
+    """Replace stdout and stderr by objects of a pipe, for all processes that this process forks."""
     saved = [os.dup(fd) for fd in _STANDARD_FDS[1:]]
     read_end, write_end = os.pipe()
     try:
@@ -53,8 +53,8 @@ class NotebookStreams:
     """Private duplicates of a notebook's descriptors 0 to 2, and its stream objects.
 
     A cell may close or replace both. In an ordinary interpreter this would end the output of all
-    later code; in a notebook each cell begins with usable streams. A cell that also closes the
-    duplicates, the highest descriptors, keeps its own streams.
+    later code; in a notebook each cell begins with usable streams. If a cell also closes the
+    duplicates, which are the highest descriptors, its streams stay as they are.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class NotebookStreams:
 
 
 def _is_usable(stream: TextIO) -> bool:
-    """Return whether the stream is open, attached and has no output that it cannot write."""
+    """Return whether the stream is open and attached, and can write its pending output."""
     try:
         if stream.closed:
             return False
@@ -102,7 +102,7 @@ def _is_usable(stream: TextIO) -> bool:
 
 
 def _identify(fd: int) -> tuple[int, int] | None:
-    """Return the device and the number of the open file; None if the descriptor is closed."""
+    """Return the device and the number of the open file, or None if the descriptor is closed."""
     try:
         found = os.fstat(fd)
     except OSError:

@@ -1,6 +1,6 @@
 """The system calls that executed code may use: one list for the seccomp filters of both backends.
 
-Every other call is refused, so that a newer kernel adds none. The list lacks calls that neither
+Every other call is refused, so that a newer kernel allows no new call. The list lacks calls that neither
 Python nor common libraries need, and calls that let a process
 
     hold memory that no limit counts     memfd_create, vmsplice, System V and POSIX queues, io_setup
@@ -68,7 +68,7 @@ _MACHINE = os.uname().machine
 
 
 def _parse_table(table: str) -> dict[str, int]:
-    """Return the numbers on this machine by name."""
+    """Return the numbers of the system calls on this machine by name."""
     column = 1 if _MACHINE == "x86_64" else 2
     entries = [entry.split() for entry in table.split(",")]
     return {entry[0]: int(entry[column]) for entry in entries if entry[column] != "-"}

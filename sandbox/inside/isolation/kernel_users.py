@@ -1,14 +1,14 @@
 """The kernel users of a fork server and of its calls.
 
 The kernel counts epoll watches, pages of pipes, descriptors in flight, pending signals, processes,
-locked memory and keys by user, over all namespaces. A call with its own user takes none of them from
-other calls. Users come from `FIRST_USER` to 4,138,399,999: beyond the ranges of accounts,
+locked memory and keys by user, over all namespaces. A call with its own user uses no quota of other calls. User ids
+range from `FIRST_USER` to 4,138,399,999: beyond the ranges of accounts,
 containers and systemd, and below the two ids that mean "no user".
 
-A server gets the block of its process id; the first user of the block is the server itself. The calls
+A server gets the block of its process id, and runs as the first user of the block. The calls
 take the other users in turns: a free user goes to the end of the queue. A user is free when process 1
 of its call has been reaped, because the kernel then has ended all its processes. Only root may map
-users into a namespace, so the executor maps them (asterism.sandbox.hosts.user_maps):
+users into a namespace, so the executor maps the users (asterism.sandbox.hosts.user_maps):
 
     executor -> server   the first user, before the server isolates itself
     server -> executor   MAP_REQUEST, in its new user namespace
@@ -31,7 +31,7 @@ def get_first_user(server_pid: int) -> int:
 
 
 def list_call_users() -> range:
-    """Return the users for this process's calls. This process is the first user itself, or root without namespaces."""
+    """Return the users for this process's calls. This process runs as the first user, or without namespaces as root."""
     first = os.getuid() or get_first_user(os.getpid())
     return range(first + 1, first + USERS_PER_SERVER)
 

@@ -2,7 +2,7 @@
 
     files      read and execute beneath some folders, write beneath the call's own folder
     TCP        no bind and no connect (Linux 6.7)
-    processes  no abstract sockets of, and no signals to, processes outside the call (Linux 6.12)
+    processes  no abstract sockets of processes outside the call, and no signals to them (Linux 6.12)
 
 Rules apply to the process that installs them and to its descendants, permanently. They refer to
 files, not to paths: a later mount over a folder is beneath the folder's parent, not beneath the

@@ -42,7 +42,7 @@ class EnteredNamespaces(NamedTuple):
 def enter_namespaces(
     visible_folders: Sequence[str], server_fds: Sequence[int], users: OfferedUsers | None = None
 ) -> EnteredNamespaces:
-    """Fork the fork server into new namespaces; returns only in the forked process.
+    """Fork the fork server into new namespaces, and return only in the forked process.
 
     The calling process closes `server_fds`, waits for the fork server and exits with its exit code.
     Raises OSError if the kernel refuses.
@@ -51,7 +51,7 @@ def enter_namespaces(
     if os.getuid() == 0:
         syscalls.unshare(syscalls.CLONE_NEWNS)
         mounts_in_tmp = _build_root(visible_folders)
-        with contextlib.suppress(ValueError):  # a root without CAP_SYS_RESOURCE
+        with contextlib.suppress(ValueError):  # root lacks CAP_SYS_RESOURCE
             # The kernel also counts the signals of all calls together, against this limit.
             resource.setrlimit(resource.RLIMIT_SIGPENDING, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         _drop_root(NOBODY if users is None else users.first)
@@ -76,7 +76,7 @@ def _recover_from_change_of_user() -> None:
 
 
 def _unshare_all(users: OfferedUsers | None) -> bool:
-    """Enter new namespaces. Return whether the executor has mapped the users; this process then has the first."""
+    """Enter new namespaces. If the executor has mapped the users, become the first user and return True."""
     user, group = os.geteuid(), os.getegid()
     syscalls.unshare(
         syscalls.CLONE_NEWUSER
@@ -160,7 +160,7 @@ def mount_scratch(options: str, mounts_in_tmp: Sequence[str]) -> None:
     for folder in mounts_in_tmp:
         _bind_mount(folder, tmp + folder.removeprefix(OWN_TMP))
     _bind_mount(tmp, OWN_TMP)
-    _bind_mount(own, SCRATCH)  # covers the folder that contains both
+    _bind_mount(own, SCRATCH)  # the mount covers the folder that contains `own` and `tmp`
 
 
 def _bind_mount(source: str, target: str) -> None:
@@ -169,7 +169,7 @@ def _bind_mount(source: str, target: str) -> None:
 
 
 def _drop_nested(folders: Sequence[str]) -> list[str]:
-    """Return the existing folders, except folders inside another one of them.
+    """Return the existing folders that are not inside another one.
 
     /tmp itself is left out: an interpreter with this prefix would show all temporary files of the machine.
     """

@@ -60,7 +60,7 @@ def _load_argument(index: int) -> bytes:
 
 
 def _build_allow_list(values: Iterable[int], beyond: int) -> list[bytes]:
-    """Build a program that allows a loaded value of `values` and denies others. `beyond`: result for larger ones."""
+    """Build a program that allows a value in `values` and denies others. A value above all `values` gets `beyond`."""
     ranges: list[list[int]] = []
     for value in sorted(values):
         if ranges and value == ranges[-1][1] + 1:
@@ -79,7 +79,7 @@ def _build_allow_list(values: Iterable[int], beyond: int) -> list[bytes]:
 
 
 def _build_checks(name: str, *checks: bytes) -> list[bytes]:
-    """Build the checks of one call, which is allowed unless a check returns. Other calls stay loaded."""
+    """Build the checks of one call. The call is allowed unless a check returns; the program skips other calls."""
     return [
         _pack_instruction(_JUMP_EQUAL, CALL_SYSCALLS[name], 0, len(checks) + 1),
         *checks,
@@ -193,8 +193,8 @@ class SeccompFilter:
 def install_server_filter(*, own_folders: bool) -> int | None:
     """Install the filter of the fork server. Raises OSError.
 
-    With `own_folders` of calls, return the descriptor that receives their uses of F_GETLK. If a filter of the container
-    already has such a descriptor, refuse F_GETLK and return None.
+    If calls have folders of their own, return the descriptor that receives uses of F_GETLK. If a filter of the
+    container already has such a descriptor, refuse F_GETLK and return None.
     """
     if not own_folders:
         SeccompFilter(_build_server_program(_ALLOW)).install()

@@ -47,8 +47,8 @@ def unshare(flags: int) -> None:
 
 
 def is_single_threaded() -> bool:
-    """Return whether no other thread exists, in Python or outside. A filter may limit the check to Python's threads."""
-    if LIBC.unshare(CLONE_THREAD) == 0:  # no effect on a single-threaded process
+    """Return whether no other thread exists. Under a filter, the check may cover only Python's threads."""
+    if LIBC.unshare(CLONE_THREAD) == 0:  # succeeds, without effect, only in a single-threaded process
         return True
     return ctypes.get_errno() == errno.EPERM and len(sys._current_frames()) == 1  # pyright: ignore[reportPrivateUsage]
 
@@ -62,7 +62,7 @@ _CLONE_ARGUMENTS = (_SYS_CLONE[MACHINE], ctypes.c_long(_CLONE_FLAGS), None, None
 
 
 def fork_sibling() -> int:
-    """Act as os.fork(), but as a child of this process's parent. For single-threaded processes."""
+    """Fork like os.fork(), but as a child of this process's parent. Only single-threaded processes may call it."""
     ctypes.pythonapi.PyOS_BeforeFork()
     pid = _libc_holding_gil.syscall(*_CLONE_ARGUMENTS)
     if pid == 0:
@@ -73,9 +73,9 @@ def fork_sibling() -> int:
 
 
 def clone_for_parent(flags: int) -> int:
-    """Act as `fork_sibling`, with further clone `flags` and without Python's fork hooks.
+    """Fork like `fork_sibling`, with further clone `flags` and without Python's fork hooks.
 
-    For single-threaded processes that hold no locks.
+    Only single-threaded processes that hold no locks may call it.
     """
     number, _, *others = _CLONE_ARGUMENTS
     return check_result(_libc_holding_gil.syscall(number, ctypes.c_long(_CLONE_FLAGS | flags), *others), "clone")
@@ -88,7 +88,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str |
 
 
 def set_mount_attributes(target: str, attributes: int, recursive: bool) -> None:
-    """Add attributes and keep the others: a user namespace may not clear all. Needs Linux 5.12."""
+    """Add attributes and keep the present ones: a user namespace cannot clear every attribute. Needs Linux 5.12."""
     values = (ctypes.c_uint64 * 4)(attributes, 0, 0, 0)
     flags = _AT_RECURSIVE if recursive else 0
     done = _syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, target.encode(), flags, values, ctypes.sizeof(values))

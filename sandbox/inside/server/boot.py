@@ -30,7 +30,7 @@ from asterism.sandbox.inside.wire.server_settings import ServerSettings, parse_s
 from asterism.sandbox.inside.zygote.warmup import collapse_written_memory, warm_up
 from asterism.sandbox.inside.zygote.zygote import Zygote
 
-# Processes that calls and other programs may add, if they share one user.
+# Number of processes that calls and other programs can add if they share one user.
 _SHARED_PROCESS_ALLOWANCE = 512
 
 
@@ -115,7 +115,7 @@ def _isolate(
 
 
 def _build_landlock(settings: ServerSettings, missing: list[str]) -> LandlockRules | None:
-    """Build the rules: the root of calls is readable; without namespaces, only necessary folders are."""
+    """Build the rules. The root of calls is readable; without namespaces, only the necessary folders are readable."""
     try:
         abi = landlock.get_abi_version()
     except OSError as error:
@@ -130,7 +130,7 @@ def _build_landlock(settings: ServerSettings, missing: list[str]) -> LandlockRul
 
 
 def _describe_unreachable_folders(settings: ServerSettings) -> list[str]:
-    """List the import folders that calls of root cannot enter, because they run as unprivileged users."""
+    """List the import folders that calls of root cannot enter, because such calls run as unprivileged users."""
     closed: set[str] = set()
     for folder in settings.import_folders if os.getuid() == 0 else ():
         while folder != "/":
@@ -175,7 +175,7 @@ def _read_mapped_bytes(isolation: CallIsolation) -> int:
 def _install_filters(
     missing: list[str], proc_fd: int, fds: list[int], *, own_folders: bool
 ) -> seccomp.SeccompFilter | None:
-    """Install the fork server's filter and return the filter of the calls; None if refused."""
+    """Install the fork server's filter and return the filter of the calls, or None if the kernel refuses."""
     try:
         if own_folders:
             hold_devices()

@@ -10,7 +10,7 @@ import os
 import socket
 from typing import NamedTuple
 
-MAX_MEMORY_FACTOR = 1.25  # cgroup limit per memory_mib, for page tables, copied pages of the zygote, and files
+MAX_MEMORY_FACTOR = 1.25  # cgroup limit over memory_mib; allows page tables, copied pages of the zygote, and files
 _MAX_REST_SHARE = 1 / 32  # memory that an ended call may leave to the next one, as a share of the limit
 _MAX_FREE_CGROUPS = 32
 
@@ -20,7 +20,7 @@ class _CgroupFiles(NamedTuple):
 
     limit: str
     usage: str
-    no_swap: str  # 0 keeps anonymous memory out of swap. Missing in some kernels
+    no_swap: str  # 0 keeps anonymous memory out of swap; some kernels lack the file
     kills: tuple[str, str]  # number of the cgroup's processes that any OOM killer killed
     limit_hits: tuple[str, str]  # number of allocations that failed for the cgroup's own limit
 
@@ -42,7 +42,7 @@ _VERSION_2 = _CgroupFiles(
 
 
 class CallCgroup:
-    """The cgroup of a call's process and its descendants. `folder_fd` contains it."""
+    """The cgroup of a call's process and its descendants. `folder_fd` is the descriptor of its parent folder."""
 
     def __init__(self, folder_fd: int, name: str, files: _CgroupFiles, memory: int) -> None:
         self.name = name
@@ -74,9 +74,9 @@ class CallCgroup:
             return False
 
     def find_culprit(self) -> str | None:
-        """Return which limit, of the "call" or of the "machine", made the kernel kill a process of this call, or None.
+        """Return "call" or "machine", whose limit made the kernel kill a process of this call, or None without a kill.
 
-        Several processes of a call may fail to allocate at once, and the kernel then kills some of them later.
+        Several processes of a call can fail to allocate at once, and the kernel then kills some of them later.
         Kills after the first one for the call's limit therefore have the same culprit. Without a free descriptor,
         the result is the culprit of the last check.
         """
@@ -92,7 +92,7 @@ class CallCgroup:
         return self._culprit
 
     def is_reusable(self) -> bool:
-        """Return whether the processes left neither memory nor counts."""
+        """Return whether the processes left little memory and no count of failed allocations."""
         try:
             used, num_limit_hits = self._read(self._files.usage), self._read(*self._files.limit_hits)
         except OSError:  # no descriptor is left
@@ -153,7 +153,7 @@ class CallCgroups:
         return cgroup
 
     def release(self, cgroup: CallCgroup, *, was_short: bool = False) -> None:
-        """Free a cgroup after the exit of its processes. After a short call, a check for reuse would cost 1% of it."""
+        """Free a cgroup after the exit of its processes. A check for reuse would cost a short call 1% of its time."""
         if len(self._free) < _MAX_FREE_CGROUPS and (was_short or cgroup.is_reusable()):
             self._free.append(cgroup)
         else:

@@ -16,7 +16,7 @@ _OOM_KILLED = ["failed", "the kernel killed a call below its memory limit"]
 
 
 class CallKiller:
-    """Kills processes. The exit of a call's first process triggers its answer."""
+    """Kills processes. The exit of a call's first process triggers the answer to the call."""
 
     def __init__(self, notebooks: NotebookProcesses, process_tree: ProcessTree, own_namespaces: bool) -> None:
         self._notebooks = notebooks
@@ -24,14 +24,14 @@ class CallKiller:
         self._own_namespaces = own_namespaces
 
     def stop(self, child: CallProcess) -> None:
-        """Kill the call. A notebook rolls back to the state before it, if possible."""
+        """Kill the call. A notebook rolls back to the state before the call, if possible."""
         if child.notebook_id is None or child.rolling_back or not self._notebooks.kill_cell(child):
             self.kill(child)
         else:
             child.rolling_back = True
 
     def fail(self, child: CallProcess, error: OSError) -> None:
-        """End a call or notebook for which the machine refuses the fork server descriptors or memory.
+        """End a call or notebook after the machine has refused descriptors or memory to the fork server.
 
         Raises the error of a lost connection to the executor or to the zygote.
         """
@@ -52,7 +52,7 @@ class CallKiller:
 
 
 class ExitClassifier:
-    """Finds the cause of a process's exit: its code, one of its limits, or a machine without resources."""
+    """Finds the cause of a process's exit: its code, one of its limits, or a lack of resources on the machine."""
 
     def __init__(self, settings: ServerSettings, own_namespaces: bool, usage: ProcessUsage) -> None:
         self._settings = settings

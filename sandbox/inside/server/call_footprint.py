@@ -8,7 +8,7 @@ from asterism.sandbox.inside.server.call_process_handle import CallProcess, Note
 from asterism.sandbox.inside.server.proc_usage import ProcessUsage
 
 CHECK_INTERVAL_S, _MIN_CHECK_INTERVAL_S = 0.05, 0.005
-_GROWTH_BYTES_PER_S = 1 << 30  # growth of the processes on one CPU, at most
+_GROWTH_BYTES_PER_S = 1 << 30  # largest growth of the processes on one CPU
 _MAX_OVERSHOOT = 0.25  # allowed excess between two measurements, as a share of the memory limit
 _MAX_LOCKS = 1024  # byte-range locks of all processes of a call
 _CHECKPOINT_CPU_S = 0.005  # total CPU time of an idle checkpoint; a process with more has computed
@@ -27,7 +27,7 @@ class CallFootprint:
         self._num_cpus = len(os.sched_getaffinity(0))
 
     def measure_memory(self, child: CallProcess, pids: list[int]) -> tuple[int, bool]:
-        """Return (bytes of the call's processes, whether they exceed the limit). A checkpoint may be among them."""
+        """Return (bytes of the call's processes, whether they exceed the limit). A checkpoint counts too."""
         if len(pids) == 1:  # RLIMIT_AS bounds a single process
             return self._usage.measure_memory(pids, sys.maxsize), False
         limit = self._memory_limit
@@ -60,7 +60,7 @@ class CallFootprint:
     def exceeds_share(self, child: CallProcess, pids: list[int]) -> bool:
         """Return whether the processes hold more locks or shared objects than one call may hold.
 
-        A call with its own user shares no objects; without a cgroup, only this check bounds the memory of its watches.
+        A call with its own user shares no objects; without a cgroup, only this check bounds its epoll watches.
         """
         kinds = _MAX_SHARED_OBJECTS.keys()
         if self._own_users:

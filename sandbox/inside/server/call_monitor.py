@@ -1,11 +1,11 @@
 """Enforces the time and memory limits of calls that do not end immediately.
 
-    5 ms after a call's start     the fork server reads its pipes, so that it can write more than they hold
+    5 ms after a call's start     the fork server reads the call's pipes, so that the call can fill them again
     8, 15 or 25 ms of CPU time    the call becomes a long one: lower priority, and time slices
                                   (asterism.sandbox.inside.server.time_slices). CPU time of its children counts
     every 50 ms (or less)         the memory of all its processes is measured against the limit
     0.1 s after its answer        a program that has not exited is killed; its answer counts
-    at the time limit             the call is killed; if the machine gave it too little CPU time, it has failed
+    at the time limit             the call is killed; after too little CPU time, it counts as a failure of the machine
     10 ms after a cell's answer   all processes of the notebook stop until its next cell
 
 A call's clock starts with its code. The clock stops while the call waits for a CPU, up to
@@ -47,10 +47,10 @@ _PAUSE_PER_MEASUREMENT, _PAUSE_PER_LONG_MEASUREMENT = 8, 20
 _ANSWER_GRACE_S = 0.1  # time for a program to exit after its answer
 _HOLD_AFTER_S = 0.01  # a notebook does not stop if its next cell arrives earlier
 _SPARE_CPU_S = 0.002  # CPU time for a worker to end its checkpoint
-_MAX_ESCAPES = 6  # checks that find a running process in a stopped notebook, before it is killed
+_MAX_ESCAPES = 6  # checks that find a running process in a stopped notebook, before the notebook is killed
 _BUSY_SHARE = 0.02  # CPU time per clock time between two checks, above which a call is busy
 _NOTEBOOK_PROCESSES = 3  # the base, the worker and a checkpoint (asterism.sandbox.inside.call.notebook_process)
-_NICE = 10  # a tenth of a CPU next to a busy process; an unprivileged process cannot lower it again
+_NICE = 10  # nice value: a tenth of a CPU next to a busy process; only privileged processes can lower the value again
 _ROLLBACK_TIMEOUT_S = 0.5  # time for a notebook's checkpoint to report the exit of its worker
 
 
@@ -88,7 +88,7 @@ class CallMonitor:
         self._num_timers = 0
 
     def get_wait_s(self) -> float:
-        """Return the seconds until `run_timers` has work; negative for never."""
+        """Return the seconds until `run_timers` has work, or a negative number for never."""
         return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else -1
 
     def on_call_started(self, child: CallProcess, now: float) -> None:
@@ -205,7 +205,7 @@ class CallMonitor:
     def _check_process_tree(self, child: CallProcess, now: float) -> float | None:
         """Update CPU time and memory of the call's processes.
 
-        Return the seconds until the next check; None above the memory limit.
+        Return the seconds until the next check, or None above the memory limit.
         """
         if child.cgroup is not None and child.cgroup.find_culprit() == "call":
             return None
@@ -237,7 +237,7 @@ class CallMonitor:
         return pause_s
 
     def _find_timeout(self, child: CallProcess, now: float) -> str | None:
-        """Return the reason to end a call at its deadline; None if the deadline has been extended."""
+        """Return the reason to end a call at its deadline, or None if the deadline has been extended."""
         child.read_outcome(MAX_OUTCOME_BYTES)
         if child.outcome is not None or child.has_invalid_reply:
             return "timeout"
@@ -270,7 +270,7 @@ class CallMonitor:
         return STARVED if now >= since + self._limit_s else None
 
     def _get_earlier_times(self, child: CallProcess) -> Mapping[int, tuple[float, float]]:
-        """Return CPU times and waits before the call, by pid, of the processes that may run it."""
+        """Return by pid, for the processes that can run the call, CPU times and waits before the call."""
         return {child.pid: (0.0, 0.0)} if child.notebook_id is None else child.schedules or {}
 
     # ------------------------------------------------------------ idle notebooks and time slices
@@ -315,7 +315,7 @@ def _compute_pause_s(began_s: float) -> float:
 
 
 def _lower_priority(pids: list[int]) -> None:
-    """Lower the priority, also of processes that left their process group. Groups of other calls keep theirs."""
+    """Lower the priority, also of processes that left their process group. Other groups keep their priority."""
     for pid in pids:
         try:
             if os.getpgid(pid) == pid:

@@ -95,7 +95,7 @@ class CallProcess:
         self.spent_cpu_s = 0.0  # CPU time of all its processes in this call, at the last check
         self.stopped_at: float | None = None  # start of the present stop; None while the process may run
         self.stopped_s = 0.0
-        self.exceeded_limit: str | None = None  # limit for which it is killed: "timeout", "memory" or STARVED
+        self.exceeded_limit: str | None = None  # limit for which the process is killed: "timeout", "memory" or STARVED
         self.rolling_back = False  # the cell was killed; the checkpoint has not answered yet
         self.killed = False  # killed by the fork server, for any reason
         self.pipes_polled = False  # its pipes are in the poll set
@@ -245,7 +245,7 @@ class CallProcess:
 
 
 def _is_exit_code(text: str, *, may_be_signal: bool) -> bool:
-    """Return whether the text is an exit code; with `may_be_signal`, also a negative signal number."""
+    """Return whether the text is an exit code or, with `may_be_signal`, a negative signal number."""
     digits = text.removeprefix("-") if may_be_signal else text
     return digits.isascii() and digits.isdigit() and len(digits) <= 3
 
@@ -277,7 +277,7 @@ class NotebookProcesses:
         return child.start_report is not None and self._process_tree.kill_cell(child.pid, child.start_report)
 
     def find_checkpoint(self, child: CallProcess) -> int | None:
-        """Return the process that the report names as the state before the call; None if it is the first process."""
+        """Return the process that the report names as the state before the call, or None for the first process."""
         if child.start_report is None or not child.start_report.checkpoint:
             return None
         report, pid = child.found_checkpoint

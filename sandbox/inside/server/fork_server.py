@@ -96,7 +96,7 @@ class ForkServer:
             self._monitor.run_timers()
 
     def kill_all(self) -> None:
-        """Kill all calls and their descendants; in a pid namespace the kernel kills them."""
+        """Kill all calls and their descendants; in a pid namespace, leave this to the kernel."""
         if not self._own_namespaces:
             for child in set(self._processes_by_fd.values()):
                 self._killer.kill(child)

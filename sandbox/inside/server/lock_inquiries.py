@@ -1,7 +1,7 @@
 """Answers fcntl(F_GETLK), with which a call queries locks of other processes.
 
-Library files are the same inodes in all calls. A read lock on a library file is allowed and conflicts with no
-other, but F_GETLK would show it: two calls could exchange bits. SQLite needs F_GETLK for its write-ahead logs
+Library files are the same inodes in all calls. A read lock on a library file is allowed and conflicts with no lock, but
+F_GETLK would show it: two calls could exchange bits. SQLite needs F_GETLK for its write-ahead logs
 and after crashes. The fork server's filter therefore passes F_GETLK to a separate process, which answers
 for files of the call's folder and refuses all other files. This process holds no data of any call and
 has the lowest priority.
@@ -50,7 +50,7 @@ def hold_devices() -> None:
 
 
 def start_answering(listener: int, proc_fd: int, private_fds: Sequence[int]) -> None:
-    """Fork the answering process, which ends with this one. `proc_fd` is a descriptor of /proc. Raises OSError."""
+    """Fork the answering process, which ends with this process. `proc_fd` is a descriptor of /proc. Raises OSError."""
     pid = os.fork()
     if pid:
         os.close(listener)  # when the other process ends, F_GETLK fails
@@ -85,7 +85,7 @@ def _answer_all(listener: int, proc_fd: int) -> NoReturn:
 
 
 class _Inquiry(NamedTuple):
-    """An inquiry of thread `pid` about descriptor `fd`; the lock's description is at `address` in its memory."""
+    """An inquiry of thread `pid` about descriptor `fd`; the lock's description is at `address` of its memory."""
 
     proc_fd: int
     pid: int
@@ -122,7 +122,7 @@ class _Inquiry(NamedTuple):
         return _FLOCK.pack(fcntl.F_UNLCK, whence, start, length, pid)
 
     def _find_range(self, whence: int, start: int, length: int, file: os.stat_result) -> tuple[int, int]:
-        """Return the (first, last) byte; `start` may count from the position or the end of the file."""
+        """Return the (first, last) byte; `start` can count from the position or the end of the file."""
         origin = {os.SEEK_SET: 0, os.SEEK_END: file.st_size}.get(whence)
         if origin is None:
             origin = int(self._read(f"{self.pid}/fdinfo/{self.fd}").split("pos:")[1].split()[0])

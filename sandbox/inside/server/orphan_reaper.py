@@ -1,4 +1,4 @@
-"""Kills the processes that a call left running, where no pid namespace kills them."""
+"""Kills the processes that a call left running, if the call had no pid namespace."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ _UNUSED_UID = 1_999_999_999  # user of the killer, so that killed processes cann
 
 
 def kill_groups(*leaders: int | None) -> None:
-    """Kill whole process groups in one step: hundreds of processes may occupy all CPUs."""
+    """Kill whole process groups in one step: hundreds of processes can occupy all CPUs."""
     for leader in leaders:
         with contextlib.suppress(ProcessLookupError):
             if leader is not None:
@@ -33,7 +33,7 @@ def kill_orphans(processes: ProcessTree, known: set[int]) -> None:
             for user in {_read_uid(processes, pid) for pid in orphans} - {0}:
                 _kill_user(user)
         else:
-            spared = [os.getpid(), *processes.list_with_descendants(known)]  # orphans may join these groups
+            spared = [os.getpid(), *processes.list_with_descendants(known)]  # orphans can join these groups
             for group in _list_groups(orphans) - _list_groups(spared):
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(group, signal.SIGKILL)
@@ -48,7 +48,7 @@ def kill_orphans(processes: ProcessTree, known: set[int]) -> None:
 
 
 def _list_orphans(processes: ProcessTree, known: set[int], running: set[int]) -> set[int]:
-    """Return the children that are neither known nor of the user of a running call."""
+    """Return the children that are neither known nor owned by the user of a running call."""
     children = {*processes.list_children(os.getpid())} - known
     if os.getuid() != 0:
         return children
@@ -78,6 +78,6 @@ def _list_groups(pids: list[int]) -> set[int]:
 
 
 def _read_uid(processes: ProcessTree, pid: int) -> int:
-    """Return the user; 0 if the process has ended. Root may own the /proc folder of another user's process."""
+    """Return the user, or 0 if the process has ended. Root can own the /proc folder of another user's process."""
     lines = processes.read_file(pid, "status").splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith(b"Uid:")), 0)

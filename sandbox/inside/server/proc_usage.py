@@ -12,7 +12,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _BUFFER_BYTES = {"socket": 212_992, "pipe": 65_536}  # the kernel's defaults, which a call cannot raise
 _CPUCLOCK_SCHED = 2  # kernel constant: with a pid, the id of a process's CPU clock
 _MAX_MEASUREMENT_S = 0.1  # CPU time for measuring the shared pages of one call
-_MAX_MAPS_BYTES = 256 << 10  # some 3000 mappings; with more, a process's shared pages count once per process
+_MAX_MAPS_BYTES = 256 << 10  # text of some 3000 mappings; with more, a process's shared pages count once per process
 
 
 class ProcessUsage:
@@ -95,14 +95,14 @@ class ProcessUsage:
         return self._processes.read_file(pid, f"fdinfo/{fd}")
 
     def _measure_buffers(self, pids: list[int]) -> int:
-        """Return the bytes that pipes and sockets can hold; 0 for one process, which RLIMIT_NOFILE bounds."""
+        """Return the bytes that pipes and sockets can hold, or 0 for one process, which RLIMIT_NOFILE bounds."""
         if len(pids) == 1:
             return 0
         targets = {target for pid in pids for target in self._processes.list_descriptors(pid).values()}
         return sum(_BUFFER_BYTES.get(target.partition(":")[0], 0) for target in targets)
 
     def take_oom_kill(self) -> bool:
-        """Return whether the kernel killed a process for memory; True once for each kill.
+        """Return whether the kernel killed a process for memory, once for each kill.
 
         The kernel counts the kills of the whole machine and names no process.
         """
@@ -124,7 +124,7 @@ class ProcessUsage:
         }
 
     def _read_proportional_bytes(self, pid: int) -> int:
-        """Return the proportional set size, which divides each page by its users; with many mappings, the own pages."""
+        """Return the proportional set size: each page is split among its users. With many mappings, count own pages."""
         if len(self._processes.read_file(pid, "maps", _MAX_MAPS_BYTES)) >= _MAX_MAPS_BYTES:
             return self._compute_own_bytes(pid)
         for line in self._processes.read_file(pid, "smaps_rollup").splitlines():

@@ -1,8 +1,8 @@
 """Stops all processes of a call or of an idle notebook, and verifies that they stay stopped.
 
-SIGSTOP is sent to each process, because children may leave their process group. A scan may miss
-a process that starts meanwhile, and a stopped process can continue: a sibling or one of its timers may
-send SIGCONT. Scans repeat until two of them agree that no process runs. From then on, the CPU clocks of
+SIGSTOP is sent to each process, because children may leave their process group. A scan can miss a process that starts
+meanwhile, and a stopped process can continue: a sibling or one of its timers can send SIGCONT. Scans repeat until two
+of them agree that no process runs. From then on, the CPU clocks of
 the processes show whether a process continues, at a fraction of the cost of a scan.
 """
 
@@ -76,7 +76,7 @@ class ProcessHold:
         return bool(running)
 
     def _is_running(self, pid: int) -> bool:
-        """Return whether a process runs. If its first thread has ended or is in `vfork`, other threads may run once."""
+        """Return whether a process runs. If its first thread has ended or is in `vfork`, other threads can run once."""
         state = self._usage.read_state(pid)
         return state in _RUNNABLE or (state != _STOPPED and pid not in self._stopped)
 

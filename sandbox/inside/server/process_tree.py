@@ -26,7 +26,7 @@ class ProcessTree:
         self._proc_fd = proc_fd
 
     def list_children(self, pid: int) -> list[int]:
-        """Return the children of all threads; empty if the process has ended."""
+        """Return the children of all threads, or nothing if the process has ended."""
         try:
             tasks = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._proc_fd)
         except OSError:
@@ -39,7 +39,7 @@ class ProcessTree:
             os.close(tasks)
 
     def list_threads(self, pid: int) -> list[int]:
-        """Return the threads; empty if the process has ended."""
+        """Return the threads, or nothing if the process has ended."""
         try:
             tasks = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._proc_fd)
         except OSError:
@@ -93,7 +93,7 @@ class ProcessTree:
         return targets
 
     def measure_folder(self, pid: int, path: str) -> int:
-        """Return the bytes in use of the file system at `path` of the process's root; 0 without such a folder."""
+        """Return the bytes in use of the file system at `path` of the process's root, or 0 without such a folder."""
         try:
             fd = os.open(f"{pid}/root{path}", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._proc_fd)
         except OSError:

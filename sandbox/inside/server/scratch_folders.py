@@ -49,7 +49,7 @@ def _lift(top: int, name: str, lifted: int) -> int:
 
 
 def _make_accessible(folder: int, name: str) -> None:
-    """Make a folder accessible, as only a user without root needs. A link's target is never changed."""
+    """Make a folder accessible; only a user without root needs this. A link's target is never changed."""
     if os.getuid() != 0 and stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
         os.chmod(name, 0o700, dir_fd=folder)
 

@@ -32,7 +32,7 @@ class ThreadTimes(NamedTuple):
 def compute_outside_wait_s(threads: Iterable[ThreadTimes], total_cpu_s: float) -> float:
     """Return the waits that the call's other threads did not cause: one thread may wait for another.
 
-    `total_cpu_s` is of the whole call. Concurrent waits of several threads add up, so the sum may exceed the clock.
+    `total_cpu_s` counts the whole call. Concurrent waits of several threads add up, so the sum may exceed the clock.
     """
     return sum(max(0.0, each.waited_s - max(0.0, total_cpu_s - each.cpu_s)) for each in threads)
 
@@ -69,7 +69,7 @@ class PendingWaits(Generic[Call]):
         self._looks: dict[Call, tuple[float, dict[int, ThreadTimes]]] = {}
 
     def find_since(self, call: Call, now: float, threads: Iterable[ThreadTimes]) -> float | None:
-        """Return the time of the first check that found the waiting threads; None if all of them have run since."""
+        """Return the time of the first check that found the waiting threads, or None if all of them have run since."""
         runnable = {each.thread: each for each in threads if each.is_runnable}
         began_s, waiting = self._looks.get(call, (now, runnable))
         waiting = {thread: times for thread, times in waiting.items() if runnable.get(thread) == times}

@@ -2,7 +2,7 @@
 
 `warm_processes` processes can run a program or a notebook. In addition, `spare_notebooks` processes are notebooks
 without cells, each with the forked worker for its cells. The fork server forks spare notebooks only while it runs no
-call. While memory or processes are short, the executor ends them.
+call. While memory or processes are short, the executor ends spare notebooks.
 """
 # pathlib would be mapped into every forked process.
 # ruff: noqa: PTH102
@@ -24,7 +24,7 @@ from asterism.sandbox.inside.server.scratch_folders import remove_folder
 from asterism.sandbox.inside.wire.server_settings import ServerSettings
 from asterism.sandbox.inside.zygote.zygote import Zygote
 
-_SPARE_DESCRIPTORS = 16  # reserve for files of /proc, without which no limit could be enforced
+_SPARE_DESCRIPTORS = 16  # descriptors for files of /proc, without which no limit could be enforced
 _RETRY_S = 0.1  # pause after a failed fork ahead of calls
 
 
@@ -53,7 +53,7 @@ class WarmProcesses:
         self._fork_at = self._fork_notebooks_at = 0.0  # earliest times of the next forks
         self._num_forked = 0
         self._free_users = deque(list_call_users() if own_users else ())
-        self._shared_user = self._free_users.pop() if own_users else None  # user of calls beyond the number of users
+        self._shared_user = self._free_users.pop() if own_users else None  # shared user of calls without their own
 
     @property
     def is_full(self) -> bool:
@@ -75,7 +75,7 @@ class WarmProcesses:
         return (self._notebooks if notebook and self._notebooks else self._waiting).popleft()
 
     def remove_spare_notebooks(self, pause_s: float) -> list[CallProcess]:
-        """Remove all spare notebooks, for the caller to kill. None is forked for `pause_s`."""
+        """Remove all spare notebooks; the caller kills them. No new one is forked for `pause_s`."""
         self._fork_notebooks_at = time.monotonic() + pause_s
         removed = list(self._notebooks)
         self._notebooks.clear()

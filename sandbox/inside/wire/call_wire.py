@@ -28,7 +28,7 @@ _CHUNK = 4096  # bytes; most calls fit
 
 class CallRequest(NamedTuple):
     kind: int
-    cells: int  # cells that the notebook's state must contain before this one
+    cells: int  # cells that the notebook's state must contain before this cell
     seed: int
     nonce: int
     code: str
@@ -70,7 +70,7 @@ def read_call() -> CallRequest:
 
 
 def _read_until(received: bytes, length: int) -> bytes:
-    """Read `length` bytes in all. The next call follows only after this call's answer."""
+    """Read until `length` bytes in total have arrived. The next call follows only after this call's answer."""
     chunks = [received]
     left = length - len(received)
     while left > 0:

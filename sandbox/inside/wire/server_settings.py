@@ -19,11 +19,11 @@ class ServerSettings(NamedTuple):
     output_bytes: int
     fork_servers: int = 1  # fork servers with the same preload, which share the CPUs
     warm_processes: int = 4  # processes that are forked and isolated ahead of the calls
-    spare_notebooks: int = 0  # notebooks that are prepared ahead of their first cells, in addition
-    kernel_users: bool = False  # the executor first offers users (asterism.sandbox.inside.isolation.kernel_users)
+    spare_notebooks: int = 0  # further processes, prepared as notebooks ahead of their first cells
+    kernel_users: bool = False  # true if the executor offers users (asterism.sandbox.inside.isolation.kernel_users)
     call_cgroups: bool = False  # whether the executor then sends the descriptor of a cgroup folder
     concurrent_gradings: int = 4
-    max_call_extension: float = 4.0  # clock time of a call on a busy machine, in time limits
+    max_call_extension: float = 4.0  # clock time of a call on a busy machine, in multiples of the time limit
 
     def to_json(self) -> str:
         return json.dumps(self._asdict())

@@ -77,5 +77,5 @@ def test_a_filter_may_accept_equal_rewards(plug_in: Path, name: str) -> None:
 def test_advantages_of_another_number_or_not_finite_are_refused(plug_in: Path, name: str) -> None:
     driver = make_driver(advantage_estimator=f"{plug_in}:{name}")
     driver.request_step(1)
-    with pytest.raises(UnusableInput, match=r"^rl\.advantage_estimator: .* are no advantages for the rewards"):
+    with pytest.raises(UnusableInput, match=r"^rl\.advantage_estimator: .* do not fit the rewards"):
         driver.end(0, 0, rewards=(0.0, 0.25, 0.5, 1.0))
