@@ -88,7 +88,7 @@ def _load_families(run: RunConfig, descriptions: Mapping[str, TaskDescription]) 
     if not any(task.get_dialogue().renderer for task in run.resolved_tasks):
         return {}
     checkpoint = RunFolder(Path(run.runs_folder) / run.name).expand_path(run.model.checkpoint)
-    if run.tiny is not None and not checkpoint.exists():  # the preparation of [tiny] refuses a renderer
+    if run.generates(run.model.checkpoint) and not checkpoint.exists():  # the run has yet to make the tokenizer
         return {}
     try:
         return build_family_dialogues(run, descriptions, load_tokenizer(checkpoint))
