@@ -1,23 +1,18 @@
-"""The program of [prepare] writes files below $RUN before the training (docs/tasks.md).
+"""The program of [prepare] writes files below $RUN before the training (docs/tasks.md)."""
 
-`python -m asterism.tasks.prepare_program --run-folder FOLDER` runs it. The other processes call its check only.
-"""
-
-import sys
 from typing import Any
 
 import msgspec
 
-from asterism.bus.process.process_main import make_process_parser, run_process_main
 from asterism.configs.atomic_write import raising_disk_errors
 from asterism.configs.errors import UnusableInput
 from asterism.configs.import_path import load_object
-from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.schema_tree import Section
 from asterism.engine.model.model_config import DecoderConfig
 
+PREPARE = "prepare"  # name of the process that runs it
 KEY = "prepare.import"
 
 
@@ -59,16 +54,7 @@ def find_prepared_model(run: RunConfig) -> DecoderConfig | None:
     return model
 
 
-def prepare_run(folder: RunFolder) -> None:
-    run = load_run(folder.config)
+def prepare_run(run: RunConfig, folder: RunFolder) -> None:
+    """Run the program. Raises UnusableInput, DiskError, and the program's own exceptions."""
     with raising_disk_errors(folder.data):
         load_program(run).prepare(run, folder)
-
-
-def main() -> int:
-    parser = make_process_parser("asterism.tasks.prepare_program", "Runs the program of [prepare].")
-    return run_process_main("prepare", parser.parse_args(), prepare_run, (ValueError, OSError))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -68,6 +68,7 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.batches.batch_journal import BatchJournal
 from asterism.engine.learner.checkpoints.checkpoint_folders import delete_checkpoints_after
+from asterism.tasks.prepare_program import PREPARE
 
 RunEnding = Literal["finished", "interrupted"]
 
@@ -163,7 +164,7 @@ class Launcher:
         began = time.monotonic()
         self._display.print_line("preparing the run's files with the program of [prepare]")
         child = await self._children.spawn(
-            "prepare", self._command_lines.build_prepare_argv(), build_thread_environment(1)
+            PREPARE, self._command_lines.build_prepare_argv(), build_thread_environment(1)
         )
         await wait_for_first(child.process.wait(), interrupted.wait())
         if child.process.returncode is None:

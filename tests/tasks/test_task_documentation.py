@@ -14,7 +14,7 @@ import pytest
 
 from asterism.actors.launch.checks.task_code_checks import describe_tasks
 from asterism.bus import messages as msg
-from asterism.configs.load import load_run, write_resolved
+from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.datasets import read_problems
@@ -101,9 +101,8 @@ def test_every_configuration_loads_with_its_tasks(folder: Path) -> None:
 def test_the_program_makes_the_rows_that_the_configuration_names(folder: Path) -> None:
     run, made = load(folder, TOML[-1]), RunFolder(folder / "made")
     made.path.mkdir()
-    write_resolved(run, made.config)
     assert find_prepared_model(run) is None
-    prepare_run(made)
+    prepare_run(run, made)
     assert len(list(read_problems(made.data / "rows.jsonl"))) == 5
 
 

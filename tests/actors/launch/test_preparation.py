@@ -8,7 +8,7 @@ from asterism.actors.cli.plan_command import find_model_config
 from asterism.actors.launch.checks.data_digests import list_missing_files
 from asterism.actors.launch.checks.input_checks import check_inputs
 from asterism.configs.errors import UnusableInput
-from asterism.configs.load import load_run, write_resolved
+from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.tasks.prepare_program import prepare_run
@@ -75,9 +75,8 @@ def test_the_program_describes_the_model_until_it_exists(tmp_path: Path) -> None
 def test_the_program_runs_until_every_file_exists_that_the_run_reads(tmp_path: Path) -> None:
     run, folder = load(tmp_path), RunFolder(tmp_path / "a")
     folder.data.mkdir(parents=True)
-    write_resolved(run, folder.config)
     assert list_missing_files(folder, run) == ["$RUN/checkpoints/init", "$RUN/data/train.jsonl", "$RUN/data/test.jsonl"]
-    prepare_run(folder)
+    prepare_run(run, folder)
     assert list_missing_files(folder, run) == ["$RUN/checkpoints/init", "$RUN/data/test.jsonl"]
     (folder.checkpoints / "init").mkdir(parents=True)
     assert list_missing_files(folder, load(tmp_path, "data.test=elsewhere")) == []
