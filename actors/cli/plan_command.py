@@ -9,12 +9,12 @@ from rich.console import Console
 
 from asterism.actors.cli.console import check_json_path, write_json
 from asterism.actors.cli.local_machine import detect_machine
+from asterism.actors.launch.checks.data_checks import resolve_checkpoint
 from asterism.analysis.planning.plan_inputs import GIB, GPUS, Assumptions, PlanInputs, PlannedMachines
 from asterism.analysis.planning.plan_table import build_plan_tables
 from asterism.analysis.planning.run_plan import RunPlan, build_plan
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
-from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.model.model_config import DecoderConfig, load_model_config
 from asterism.tasks.prepare_program import find_prepared_model
@@ -72,12 +72,6 @@ def find_model_config(run: RunConfig) -> DecoderConfig:
     except UnusableInput as error:
         remedy = "set it to the folder of a supported model (docs/models.md)"
         raise UnusableInput(f"model.checkpoint: {error}; {remedy}") from error
-
-
-def resolve_checkpoint(run: RunConfig) -> Path | None:
-    """Return None if the run itself makes the checkpoint and has not done so yet."""
-    folder = RunFolder(Path(run.runs_folder) / run.name).expand_path(run.model.checkpoint)
-    return None if run.generates(run.model.checkpoint) and not folder.exists() else folder
 
 
 def choose_machines(run: RunConfig, options: PlanOptions) -> PlannedMachines:

@@ -39,9 +39,9 @@ LARGE: Mapping[str, Any] = {
     **_TRAINED,
     "prepare.parameters": "{hidden_size = 2048, intermediate_size = 6144, num_layers = 8, num_heads = 16, "
     "num_kv_heads = 8, head_dim = 128, num_sft_dialogues = 64}",
-    **{"sft.steps": 0, "rl.steps": 3, "engine.dtype": "bfloat16"},
-    **{"learner.dtype": "bfloat16", "learner.optimizer.lr": 1e-6},
+    **{"sft.steps": 0, "rl.steps": 3, "engine.dtype": "bfloat16", "learner.dtype": "bfloat16"},
     **{
+        "learner.optimizer.lr": 1e-6,
         "learner.memory.micro_batch_tokens": 16_384,
         "learner.checkpoints.every": 100,
         "learner.checkpoints.export_every": 100,

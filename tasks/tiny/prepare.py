@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec.structs import asdict
 from tokenizers import Tokenizer
 
 from asterism.configs.atomic_write import replacing_folder
@@ -24,13 +25,13 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.schema_tree import PositiveInt
 from asterism.engine.data.task_inputs import load_task_formats
 from asterism.engine.model.model_config import DecoderConfig
+from asterism.policies.dialogue.chat_format import TURN_END
 from asterism.tasks.prepare_program import PrepareProgram
 from asterism.tasks.tiny.cold_start_dialogues import DEFAULT_SHARES, TOOL, BehaviorShares, Messages, generate_dialogues
 from asterism.tasks.tiny.questions import generate_questions
 from asterism.tasks.tiny.task_texts import collect_added_texts, iter_task_texts
-from asterism.tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
+from asterism.tasks.tiny.tiny_tokenizer import DEMO_TEXTS, save_tokenizer, train_tokenizer
 
-STOP_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|im_start|>", "</answer>", "</tool_call>")  # tokens of the demo
 MAX_VOCABULARY = 512  # upper bound of the generated tokenizer's entries
 NUM_TOKENIZER_DIALOGUES = 3000  # more dialogues produce the same merges
 
@@ -63,11 +64,9 @@ class TinyDemo(PrepareProgram, frozen=True):
         if dialogue.tools != (TOOL,):
             raise UnusableInput(f'dialogue.tools: the tiny task supports only ["{TOOL}"]')
         if not dialogue.has_default_texts:
-            raise UnusableInput(
-                "dialogue: the tiny task supports only the default texts of system, instruction and tags"
-            )
-        if not set(dialogue.stop_tokens) <= set(STOP_TOKENS):
-            raise UnusableInput(f"dialogue.stop_tokens: the tiny task's tokens are {', '.join(STOP_TOKENS)}")
+            raise UnusableInput("dialogue: the tiny task supports only the default system, instruction and tags")
+        if unknown := set(dialogue.stop_tokens) - set(DEMO_TEXTS.special):
+            raise UnusableInput(f"dialogue.stop_tokens: the tiny task has no token {min(unknown)}; use {TURN_END}")
         return model
 
     def prepare(self, run: RunConfig, folder: RunFolder) -> None:
@@ -84,17 +83,8 @@ class TinyDemo(PrepareProgram, frozen=True):
         self._write_model(run.seed, tokenizer.get_vocab_size(), folder)
 
     def build_model_config(self, vocab_size: int) -> DecoderConfig:
-        return DecoderConfig(
-            model_type=self.architecture,
-            vocab_size=vocab_size,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            tie_word_embeddings=True,
-        )
+        sizes = {key: value for key, value in asdict(self).items() if key in DecoderConfig.__struct_fields__}
+        return DecoderConfig(model_type=self.architecture, vocab_size=vocab_size, tie_word_embeddings=True, **sizes)
 
     def _prepare_demo(self, run: RunConfig, folder: RunFolder) -> Tokenizer:
         """Write questions and dialogues, and train the tokenizer."""

@@ -22,14 +22,7 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.engine_code import find_evaluated_models
 
 TRAINED = (
-    *(
-        "name=trained",
-        "seed=5",
-        "prepare.import=made.py:Made",
-        "rl.max_staleness=1",
-        "rl.prompts=2",
-        "dialogue.max_turns=7",
-    ),
+    *("name=trained", "seed=5", "prepare.import=a.py:A", "rl.max_staleness=1", "rl.prompts=2", "dialogue.max_turns=7"),
     *(
         "evaluation.every=2",
         "evaluation.sampling.temperature=0.5",
