@@ -49,6 +49,7 @@ from asterism.policies.evaluation_recipe import EVALUATED_VERSION
 from asterism.policies.observers import StepObserver, TrajectoryObserver
 from asterism.policies.rollout.rollout import Rollout
 from asterism.sandbox.contract import Isolation, SandboxFailure
+from asterism.tasks.prepare_program import PREPARE, prepare_run
 
 if TYPE_CHECKING:
     from asterism.actors.engines.weight_loading import FetchToNode
@@ -231,6 +232,9 @@ def main() -> int:
 
     def run_process(folder: RunFolder) -> None:
         run = load_run(folder.config)
+        if incarnation.process == PREPARE:
+            prepare_run(run, folder)
+            return
         configure_logging(folder, incarnation.process, run.log.level)
         open_bus = make_zeromq_bus_factory(run, folder)
         uvloop.run(build_process_coroutine(incarnation, run, folder, arguments.step, open_bus))

@@ -18,14 +18,14 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from asterism.configs.schema.run_config import RunConfig
-from asterism.configs.schema.tiny import TinyConfig
 from asterism.engine.contract import Capacity, GenerationRequest
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.inference.kernels.attention_kernels import select_kernels
 from asterism.engine.inference.kernels.batch_invariance import TILE_ROWS, check_attention, find_batch_invariant_matmul
 from asterism.engine.inference.kernels.matmul import PLAIN, Matmul, build_tiled
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
-from asterism.engine.model.model_config import DecoderConfig, build_tiny_config
+from asterism.engine.model.model_config import DecoderConfig
+from asterism.tasks.tiny.prepare import TinyDemo
 from benchmarks.support.benchmark_main import Flag, Options, alternate, benchmark_main
 from benchmarks.support.planned_lengths import VOCABULARY
 from benchmarks.support.tiny_run import CHECKPOINT, CONFIG, from_checkpoint, run_cold_start, run_over_processes
@@ -57,7 +57,7 @@ def select_strict_matmul(config: DecoderConfig) -> tuple[Matmul, float]:
 
 
 def measure_engine(rounds: int) -> dict[str, float]:
-    config = build_tiny_config(TinyConfig(), VOCABULARY)
+    config = TinyDemo().build_model_config(VOCABULARY)
     model = CausalLM(config)
     initialize_weights(model, 0)
     model.requires_grad_(False)

@@ -37,12 +37,11 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from asterism.configs.schema.tiny import TinyConfig
 from asterism.engine.contract import Capacity
 from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
-from asterism.engine.model.model_config import build_tiny_config
 from asterism.policies.arbiter.arbiter import PolicyName
+from asterism.tasks.tiny.prepare import TinyDemo
 from benchmarks.support.benchmark_main import SEED, Flag, Options, benchmark_main, make_policies_flag
 from benchmarks.support.engine_rate import measure_engine_rate
 from benchmarks.support.planned_lengths import AGENT, SHAPES, VOCABULARY
@@ -55,7 +54,7 @@ POLICIES: tuple[PolicyName, ...] = ("least_requests", "kv_lookahead")
 
 def write_checkpoint(folder: Path, seed: int) -> None:
     """Write a checkpoint of the tiny model with random weights, without a tokenizer."""
-    config = build_tiny_config(TinyConfig(), VOCABULARY)
+    config = TinyDemo().build_model_config(VOCABULARY)
     model = CausalLM(config)
     initialize_weights(model, seed)
     save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})

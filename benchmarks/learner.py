@@ -36,15 +36,15 @@ import torch
 from asterism.configs.schema.algorithm import RlConfig
 from asterism.configs.schema.learner_config import LearnerConfig, LossConfig, MemoryConfig
 from asterism.configs.schema.run_config import RunConfig
-from asterism.configs.schema.tiny import TinyConfig
 from asterism.engine.learner.batches.packing import split_micro_batches
 from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
 from asterism.engine.learner.distributed import RankGroup, join_ranks, leave_ranks
 from asterism.engine.learner.sharding import shard_model
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
-from asterism.engine.model.model_config import DecoderConfig, build_tiny_config
+from asterism.engine.model.model_config import DecoderConfig
 from asterism.engine.model.training_flops import count_forward_flops
+from asterism.tasks.tiny.prepare import TinyDemo
 from benchmarks.support.benchmark_main import Flag, Options, benchmark_main, compute_median_ratio
 from benchmarks.support.qwen3_models import read_qwen3
 from benchmarks.support.transformers_training import PaddedTraining
@@ -115,7 +115,7 @@ def compute_ratio(speeds: Mapping[str, list[float]], name: str, other: str) -> f
 
 
 def measure_demo(rounds: int, count: int) -> dict[str, float]:
-    config = build_tiny_config(TinyConfig(), VOCABULARY)
+    config = TinyDemo().build_model_config(VOCABULARY)
     compiled = make_trainer(config, RankGroup(), compile=True)
     began = sum_cpu_seconds()
     compiled.run_rl_step(make_sequences(count, VOCABULARY, 0))

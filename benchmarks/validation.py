@@ -34,7 +34,7 @@ from benchmarks.support.tiny_run import from_checkpoint, launch
 
 CONFIG = Path("configs/tiny.toml")
 ENGINES = 2
-COLD_START = ("sft.steps=50", "sft.batch_size=32", "tiny.num_sft_dialogues=3200", "name=cold")
+COLD_START = ("sft.steps=50", "sft.batch_size=32", "prepare.parameters.num_sft_dialogues=3200", "name=cold")
 SETTINGS = (
     *(
         "sandbox.backend=process",

@@ -11,7 +11,6 @@ from typing import Any, cast
 import msgspec
 
 from asterism.configs.atomic_write import write_atomically
-from asterism.configs.errors import UnusableInput
 from asterism.configs.loading.config_layers import (
     ConfigError,
     check_keys,
@@ -26,7 +25,6 @@ from asterism.configs.loading.stage_layers import StageConfig, choose_stage, pop
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.schema_tree import PRESET_KEY, STAGE_KEY
-from asterism.configs.schema.tiny import DEMO_TOOL, check_demo_dialogue
 from asterism.configs.toml_text import encode_table
 
 _NO_FILE = Path("the defaults")
@@ -52,16 +50,10 @@ def load_run(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
         merged = merge(merged, layer.table, layer.source)
     _fill_task_sections(merged)
     _fill_evaluation_sampling(merged)
-    _fill_demo_tool(merged)
     try:
-        run = msgspec.convert(merged, RunConfig)
+        return msgspec.convert(merged, RunConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(explain_validation_error(str(error), merged, layers, path or _NO_FILE)) from None
-    try:
-        check_tiny(run)
-    except UnusableInput as error:
-        raise ConfigError(f"{path or _NO_FILE}: {error}") from None
-    return run
 
 
 def _replace_former_names(layer: ConfigLayer, path: Path | None) -> None:
@@ -75,16 +67,6 @@ def _replace_former_names(layer: ConfigLayer, path: Path | None) -> None:
             "" if layer.source.startswith("--") else f"; `asterism config --migrate {layer.source}` rewrites the file"
         )
         raise ConfigError(f"{layer.source}: `{old}` is named `{new}` now{remedy}")
-
-
-def check_tiny(run: RunConfig) -> None:
-    """Raise UnusableInput for dialogues that the tokenizer of [tiny] cannot express."""
-    if run.tiny is None:
-        return
-    if any(task.get_dialogue().renderer for task in run.resolved_tasks):
-        raise UnusableInput("dialogue.renderer: the tokenizer of [tiny] lacks the tokens of model families")
-    if not run.tasks:
-        check_demo_dialogue(run.dialogue)
 
 
 def load_stages(path: Path, overrides: Sequence[str] = ()) -> list[tuple[StageConfig, RunConfig]]:
@@ -150,13 +132,6 @@ def _pop_preset(layers: Sequence[ConfigLayer]) -> ConfigLayer | None:
     if name not in known:
         raise ConfigError(f"{source}: unknown preset {format_value(name)}; known are: {', '.join(known)}")
     return read_layer(PRESETS_FOLDER / f"{name}.toml")
-
-
-def _fill_demo_tool(merged: dict[str, Any]) -> None:
-    """Set the demo's only tool, unless the configuration names tools (others are refused later)."""
-    dialogue = merged.get("dialogue", {})
-    if merged.get("tiny") is not None and not merged.get("tasks") and isinstance(dialogue, dict):
-        merged["dialogue"] = {"tools": [DEMO_TOOL], **dialogue}
 
 
 def _fill_task_sections(merged: dict[str, Any]) -> None:

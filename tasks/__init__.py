@@ -3,4 +3,3 @@
 from asterism.tasks.math_python import MATH_PYTHON
 
 DEFAULT_TASK = MATH_PYTHON  # description of a task without an import path
-PREPARE_TINY = "asterism.tasks.tiny.prepare"  # program that makes the model of [tiny] and the demo's data

@@ -44,6 +44,12 @@ def test_every_file_starts_with_a_docstring():
     assert silent == []
 
 
+def test_only_tasks_names_the_module_of_the_demo_even_as_a_text():
+    files = [path for layer in LAYERS if layer != "tasks" for path in (ROOT / layer).rglob("*.py")]
+    naming = [path.name for path in files if "asterism.tasks.tiny" in path.read_text()]
+    assert naming == ["renamed_keys.py"]  # the present name of the former table [tiny]
+
+
 def test_every_layer_is_linted_typed_and_held_to_the_order_of_imports(project: dict[str, Any]):
     tool = project["tool"]
     ordered = [layer for line in tool["importlinter"]["contracts"][0]["layers"] for layer in line.split(" | ")]

@@ -31,7 +31,7 @@ def score(completions, answer, **columns):
 '''
 RUN = """
 name = "shouts"
-tiny = {}
+prepare.import = "asterism.tasks.tiny.prepare:TinyDemo"
 rl = { steps = 2, prompts = 2, rollouts = 4 }
 sft = { steps = 0 }
 evaluation = { questions = 2 }

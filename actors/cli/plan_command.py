@@ -9,16 +9,16 @@ from rich.console import Console
 
 from asterism.actors.cli.console import check_json_path, write_json
 from asterism.actors.cli.local_machine import detect_machine
+from asterism.actors.launch.checks.data_checks import resolve_checkpoint
 from asterism.analysis.planning.plan_inputs import GIB, GPUS, Assumptions, PlanInputs, PlannedMachines
 from asterism.analysis.planning.plan_table import build_plan_tables
 from asterism.analysis.planning.run_plan import RunPlan, build_plan
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
-from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
-from asterism.engine.model.model_config import DecoderConfig, build_tiny_config, load_model_config
+from asterism.engine.model.model_config import DecoderConfig, load_model_config
+from asterism.tasks.prepare_program import find_prepared_model
 
-_TINY_VOCABULARY = 512  # upper bound of the generated tokenizer's entries
 _GPUS_PER_NODE = 8
 EXIT_DOES_NOT_FIT = 1
 
@@ -58,13 +58,15 @@ def plan_local_run(run: RunConfig) -> RunPlan:
 
 
 def find_model_config(run: RunConfig) -> DecoderConfig:
-    """Return the model's configuration, from model.checkpoint or from [tiny] if the run has yet to create the model.
+    """Return the configuration of model.checkpoint, which may lack weights, or of the model that the run has yet to make.
 
-    The checkpoint may lack weights. Raises UnusableInput with the key.
+    Raises UnusableInput with the key.
     """
-    folder = RunFolder(Path(run.runs_folder) / run.name).expand_path(run.model.checkpoint)
-    if run.tiny is not None and not folder.exists():
-        return build_tiny_config(run.tiny, _TINY_VOCABULARY)
+    folder = resolve_checkpoint(run)
+    if folder is None:
+        model = find_prepared_model(run)
+        assert model is not None  # the check refuses a program without a model
+        return model
     try:
         return load_model_config(folder)
     except UnusableInput as error:

@@ -168,7 +168,7 @@ def _require_effective_limit(run: RunConfig, keys: Sequence[str]) -> None:
 def _without_training(base: RunConfig) -> RunConfig:
     return replace(
         base,
-        tiny=None,
+        prepare=None,
         sft=replace(base.sft, steps=0, epochs=0),
         rl=replace(base.rl, steps=0, max_staleness=0, group_oversampling=1.0, surplus_groups="abort"),
         early_stopping=EarlyStoppingConfig(),

@@ -8,7 +8,7 @@ from asterism.bus.addresses import name_learner_rank
 from asterism.bus.transport.address_book import TcpAddress
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
-from asterism.tasks import PREPARE_TINY
+from asterism.tasks.prepare_program import PREPARE
 
 WEIGHT_SERVER_PORT_OFFSET = 88  # offset from a node's first port; processes on the bus use the ports below
 RENDEZVOUS_PORT_OFFSET, NUM_RENDEZVOUS_PORTS = 90, 10
@@ -42,7 +42,7 @@ class CommandLines:
         self._launch = launch
 
     def build_prepare_argv(self) -> list[str]:
-        return self._build_argv(PREPARE_TINY)
+        return self._build_argv("asterism.actors.process", PREPARE)
 
     def build_worker_argv(self, name: str, incarnation: int) -> list[str]:
         return self._build_argv("asterism.actors.process", name, *self._build_incarnation_flags(incarnation))

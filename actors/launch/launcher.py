@@ -19,6 +19,7 @@ import structlog
 from msgspec.structs import asdict, replace
 
 from asterism.actors.evaluation.answer_log import drop_answers_after
+from asterism.actors.launch.checks.data_digests import list_missing_files
 from asterism.actors.launch.child_processes import (
     ChildProcess,
     ChildProcesses,
@@ -67,6 +68,7 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.batches.batch_journal import BatchJournal
 from asterism.engine.learner.checkpoints.checkpoint_folders import delete_checkpoints_after
+from asterism.tasks.prepare_program import PREPARE
 
 RunEnding = Literal["finished", "interrupted"]
 
@@ -124,7 +126,7 @@ class Launcher:
         supervisor: Supervisor | None = None
         ending: RunEnding = "interrupted"
         try:
-            if self._run.tiny is not None and not self._folder.checkpoints.joinpath("init").exists():  # written last
+            if list_missing_files(self._folder, self._run):
                 await self._prepare(interrupted)
             if not interrupted.is_set():
                 print_line = self._display.print_line
@@ -158,16 +160,11 @@ class Launcher:
     # ---------------------------------------------------------------- starting
 
     async def _prepare(self, interrupted: asyncio.Event) -> None:
-        """Make the data, tokenizer and model of the tiny task."""
+        """Run the program of [prepare]."""
         began = time.monotonic()
-        made = (
-            "a tiny model and its tokenizer"
-            if self._run.tasks
-            else "the tiny task: questions, cold-start dialogues, tokenizer, model"
-        )
-        self._display.print_line(f"making {made}")
+        self._display.print_line("preparing the run's files with the program of [prepare]")
         child = await self._children.spawn(
-            "prepare", self._command_lines.build_prepare_argv(), build_thread_environment(1)
+            PREPARE, self._command_lines.build_prepare_argv(), build_thread_environment(1)
         )
         await wait_for_first(child.process.wait(), interrupted.wait())
         if child.process.returncode is None:

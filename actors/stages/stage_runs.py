@@ -84,7 +84,7 @@ def continue_stage(run: RunConfig, options: StageConfig, start: StageStart, firs
     `first` is the folder of the first stage, to which `$RUN` refers in all stages.
     """
     expanded = expand_paths(run, RunFolder(first.path.resolve()))
-    table: dict[str, Any] = {**msgspec.to_builtins(expanded), "tiny": None}
+    table: dict[str, Any] = {**msgspec.to_builtins(expanded), "prepare": None}
     table["model"]["checkpoint"] = table["learner"]["resume_from"] = start.checkpoint
     table["learner"]["resume_optimizer"] = options.optimizer == "keep"
     table["sft"] |= {"steps": 0, "epochs": 0}

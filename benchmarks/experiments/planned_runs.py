@@ -7,8 +7,8 @@ from typing import NamedTuple
 from asterism.configs.run_folder import RunFolder
 
 QUICK = (
-    *("tiny.num_train_questions=64", "tiny.num_test_questions=16", "tiny.num_sft_dialogues=200", "sft.steps=4"),
-    *("sft.batch_size=16", "rl.steps=3", "rl.prompts=2", "rl.rollouts=4", "evaluation.questions=6"),
+    "prepare.parameters={num_train_questions = 64, num_test_questions = 16, num_sft_dialogues = 200}",
+    *("sft.steps=4", "sft.batch_size=16", "rl.steps=3", "rl.prompts=2", "rl.rollouts=4", "evaluation.questions=6"),
     "sandbox.spare_notebooks=8",
 )
 Settings = tuple[str, ...]  # KEY=VALUE, as for --set of `asterism run`
@@ -19,17 +19,17 @@ _REASONED = {"reasoned": 1.0}  # the share equals that of all other behaviors to
 
 
 def _mix(shares: Mapping[str, float]) -> Settings:
-    return tuple(f"tiny.behaviors.{behavior}={share}" for behavior, share in shares.items())
+    return tuple(f"prepare.parameters.behaviors.{behavior}={share}" for behavior, share in shares.items())
 
 
 COLD_STARTS: Mapping[str, Settings] = {
-    "demo": (),  # tuned, so that plain GRPO keeps calls that fail: configs/schema/tiny.py
+    "demo": (),  # tuned, so that plain GRPO keeps calls that fail: tasks/tiny/cold_start_dialogues.py
     "equal": _mix(_EQUAL),  # untuned: six behaviors with equal shares; the same code fails before a repair and a guess
     # Contrary to the tuned mixture: clean calls are frequent, and the same code fails before a guess.
     "clean": _mix(_CLEAN),
     "reasoned": _mix(_REASONED),
-    "qwen2": ("tiny.architecture=qwen2",),
-    "llama": ("tiny.architecture=llama",),
+    "qwen2": ("prepare.parameters.architecture=qwen2",),
+    "llama": ("prepare.parameters.architecture=llama",),
 }
 _GRPO = "roc.enabled=false"
 _SHORT = "dialogue.response_tokens=80"  # too short for a dialogue with a repaired call

@@ -32,15 +32,16 @@ _TRAINED = {
 }
 DEMO: Mapping[str, Any] = {
     **_TRAINED,
-    **{"tiny.num_sft_dialogues": 1280, "sft.steps": 20, "rl.steps": 5},
+    **{"prepare.parameters.num_sft_dialogues": 1280, "sft.steps": 20, "rl.steps": 5},
 }
 # Width and heads of Qwen3-1.7B, 8 of its 28 layers, with the vocabulary of the demo: 0.4B parameters.
 LARGE: Mapping[str, Any] = {
     **_TRAINED,
-    **{"tiny.hidden_size": 2048, "tiny.intermediate_size": 6144, "tiny.num_layers": 8, "tiny.num_heads": 16},
-    **{"tiny.num_kv_heads": 8, "tiny.head_dim": 128, "sft.steps": 0, "rl.steps": 3, "engine.dtype": "bfloat16"},
-    **{"tiny.num_sft_dialogues": 64, "learner.dtype": "bfloat16", "learner.optimizer.lr": 1e-6},
+    "prepare.parameters": "{hidden_size = 2048, intermediate_size = 6144, num_layers = 8, num_heads = 16, "
+    "num_kv_heads = 8, head_dim = 128, num_sft_dialogues = 64}",
+    **{"sft.steps": 0, "rl.steps": 3, "engine.dtype": "bfloat16", "learner.dtype": "bfloat16"},
     **{
+        "learner.optimizer.lr": 1e-6,
         "learner.memory.micro_batch_tokens": 16_384,
         "learner.checkpoints.every": 100,
         "learner.checkpoints.export_every": 100,
@@ -48,8 +49,8 @@ LARGE: Mapping[str, Any] = {
 }
 QUICK: Mapping[str, Any] = {
     **_TRAINED,
-    **{"tiny.num_train_questions": 64, "tiny.num_test_questions": 16, "tiny.num_sft_dialogues": 64, "sft.steps": 2},
-    **{"sft.batch_size": 16, "rl.steps": 2, "rl.prompts": 2, "rl.rollouts": 4},
+    "prepare.parameters": "{num_train_questions = 64, num_test_questions = 16, num_sft_dialogues = 64}",
+    **{"sft.steps": 2, "sft.batch_size": 16, "rl.steps": 2, "rl.prompts": 2, "rl.rollouts": 4},
 }
 
 

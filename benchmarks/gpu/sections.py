@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asterism.configs.schema.tiny import TinyConfig
-from asterism.engine.model.model_config import build_tiny_config
+from asterism.tasks.tiny.prepare import TinyDemo
 from benchmarks.gpu.runs import DEMO, LARGE, QUICK
 from benchmarks.support.qwen3_models import read_qwen3
 
@@ -74,7 +73,7 @@ def list_sections(*, is_quick: bool) -> dict[str, GpuSection]:
 
 
 def _list_quick_work() -> dict[str, tuple[str, dict[str, Any]]]:
-    small = build_tiny_config(TinyConfig(), _SMALL_VOCABULARY)
+    small = TinyDemo().build_model_config(_SMALL_VOCABULARY)
     trained = {"config": small, "tokens": 256, "gemm_size": 256}
     return {
         "step_small_256": (STEP, trained),

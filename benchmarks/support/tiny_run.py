@@ -29,7 +29,7 @@ from benchmarks.support.benchmark_main import Flag, Options
 CONFIG = Flag("--config", Path("configs/tiny.toml"))
 CHECKPOINT = Flag("--checkpoint", kind=Path, text="step_000000 of a run; its folder must still have the data")
 SETTINGS = Flag("--set", [], "setting for all runs; may be repeated", metavar="KEY=VALUE")
-_QUICK_SETTINGS = ("rl.prompts=4", "rl.rollouts=8", "sft.batch_size=32", "tiny.num_train_questions=256")
+_QUICK_SETTINGS = ("rl.prompts=4", "rl.rollouts=8", "sft.batch_size=32", "prepare.parameters.num_train_questions=256")
 
 
 class RunUnfinished(Exception):
@@ -60,7 +60,7 @@ def from_checkpoint(config: Path, settings: Sequence[str], checkpoint: Path, ste
     run = load_run(config, [*settings, "sft.steps=0", f"rl.steps={steps}"])
     return replace(
         run,
-        tiny=None,  # its outputs exist already
+        prepare=None,  # its outputs exist already
         model=ModelConfig(checkpoint=str(checkpoint.resolve())),
         data=DataConfig(train=str(data / "train.jsonl"), test=str(data / "test.jsonl")),
         evaluation=EvaluationConfig(questions=0),

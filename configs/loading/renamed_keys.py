@@ -31,6 +31,8 @@ RENAMED_KEYS: dict[str, str] = {
 }
 # Former values that mean "as in [sampling]"; today an absent key means this.
 _DROPPED_VALUES = {"evaluation.temperature": 0, "evaluation.top_p": 1, "evaluation.top_k": 0}
+_DEMO = 'import = "asterism.tasks.tiny.prepare:TinyDemo"'  # program with the keys of the former table [tiny]
+_DEMO_LINE = re.compile(r"^(\[?)tiny(?=[\s.=\]])", re.MULTILINE)
 _IMPORT_PATH = re.compile(r"(?<![\w.])(bus|engine|actors|sandbox|policies|configs|tasks|analysis)(\.\w+)+:\w+")
 _HEADER = re.compile(r"\s*\[+\s*([\w.-]+)\s*\]+")
 _ENTRY = re.compile(r"\s*(?P<key>[\w.-]+)\s*=\s*(?P<value>.*\n?)")
@@ -46,11 +48,14 @@ def find_renamings(table: Mapping[str, Any]) -> list[Renaming]:
     """Return the former names in a configuration, with the present ones."""
     roots = [table, *cast("list[Mapping[str, Any]]", table.get(_STAGES, []))]
     keys = [Renaming(old, new) for root in roots for old, new in RENAMED_KEYS.items() if _find_parent(root, old)]
+    keys += [Renaming("tiny", "prepare.parameters")] if "tiny" in table else []
     return keys + [Renaming(value, f"asterism.{value}") for _, _, value in _iter_import_paths(table)]
 
 
 def migrate(table: MutableMapping[str, Any]) -> None:
     """Replace the former names in a parsed configuration."""
+    if "tiny" in table:
+        table["prepare"] = {**tomllib.loads(_DEMO), "parameters": table.pop("tiny")}
     for root in (table, *table.get(_STAGES, [])):
         parents = {old: parent for old in RENAMED_KEYS if (parent := _find_parent(root, old)) is not None}
         # Remove all values first: `learner.loss` is a table now, in which other former keys are set.
@@ -66,7 +71,7 @@ def migrate_text(text: str) -> str:
     """Replace the former names in a TOML file, line by line, so that comments stay. Raises ValueError if a former name
     remains."""
     lines, section = list[str](), ""
-    for line in text.splitlines(keepends=True):
+    for line in _move_demo(text).splitlines(keepends=True):
         if header := _HEADER.match(line):
             section = re.sub(rf"^{_STAGES}\.?", "", header[1])
         lines.append(_IMPORT_PATH.sub(_rename_path, _rename_keys(line, section)))
@@ -75,6 +80,14 @@ def migrate_text(text: str) -> str:
     if tomllib.loads(migrated) != expected:
         raise ValueError("a former key is neither at the start of a line nor in a table of one line")
     return migrated
+
+
+def _move_demo(text: str) -> str:
+    """Return the text with the former table [tiny] as parameters of the demo's program."""
+    if not (first := _DEMO_LINE.search(text)):
+        return text
+    program = f"[prepare]\n{_DEMO}\n\n" if first[1] else f"prepare.{_DEMO}\n"
+    return text[: first.start()] + program + _DEMO_LINE.sub(r"\1prepare.parameters", text[first.start() :])
 
 
 def _rename_keys(line: str, section: str) -> str:

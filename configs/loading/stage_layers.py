@@ -29,7 +29,7 @@ class StageConfig(Section, frozen=True, kw_only=True):
 
 
 # Keys that all stages share, and keys of the file.
-_WHOLE_RUN = ("name", "runs_folder", "tiny", "model", "sft", "cluster", PRESET_KEY, STAGE_KEY, STAGES_KEY)
+_WHOLE_RUN = ("name", "runs_folder", "prepare", "model", "sft", "cluster", PRESET_KEY, STAGE_KEY, STAGES_KEY)
 _OWN_KEYS = tuple(get_field_types(StageConfig))
 
 

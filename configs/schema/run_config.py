@@ -6,8 +6,9 @@ mebibytes, `_tokens` tokens.
 
 from collections.abc import Sequence
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
+import msgspec
 from msgspec.structs import replace
 
 from asterism.configs.choices.engine_kinds import ENGINE_KINDS, Servers, list_kinds
@@ -36,7 +37,7 @@ from asterism.configs.schema.machines import (
     SupervisionConfig,
     check_gpu_sharing,
 )
-from asterism.configs.schema.schema_tree import Count, FilePath, Section, require
+from asterism.configs.schema.schema_tree import Count, FilePath, ImportPath, Section, require
 from asterism.configs.schema.sglang import SGLangConfig, check_colocation
 from asterism.configs.schema.success import REWARD, SuccessRule, parse_success
 from asterism.configs.schema.tasks import (
@@ -47,7 +48,13 @@ from asterism.configs.schema.tasks import (
     check_tasks,
     may_have_component,
 )
-from asterism.configs.schema.tiny import TinyConfig
+
+
+class PrepareConfig(Section, frozen=True):
+    """A program that writes files below $RUN before the training; docs/tasks.md."""
+
+    import_path: ImportPath = msgspec.field(name="import")  # a class with the parameters as fields
+    parameters: dict[str, Any] = {}  # noqa: RUF012  # arguments of the class
 
 
 class ModelConfig(Section, frozen=True):
@@ -68,7 +75,7 @@ class RunConfig(Section, frozen=True):
     seed: Count = 0  # seed of all random generators
     determinism: Literal["fast", "strict"] = "fast"  # strict: equal seeds give equal bytes: docs/determinism.md
     runs_folder: str = "runs"  # folder of run folders, relative to the current folder
-    tiny: TinyConfig | None = None  # questions, dialogues, tokenizer and model of the demo; absent: none
+    prepare: PrepareConfig | None = None  # program that makes data or the model; absent: the files exist
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()  # unused if there are [[tasks]]
     tasks: tuple[TaskConfig, ...] = ()
@@ -142,6 +149,10 @@ class RunConfig(Section, frozen=True):
             replace(task, dialogue=task.dialogue or self.dialogue, reward=task.reward or self.reward)
             for task in self.tasks
         )
+
+    def generates(self, path: str) -> bool:
+        """Return whether the program of [prepare] writes this file or folder."""
+        return self.prepare is not None and path.startswith("$RUN")
 
     @property
     def kept_trajectories(self) -> int:

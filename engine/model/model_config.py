@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from asterism.configs.errors import UnusableInput
-from asterism.configs.schema.tiny import TinyConfig
 from asterism.engine.model.architectures import ARCHITECTURES, Architecture, find_problem
 from asterism.engine.model.rope_scaling import DefaultRope, RopeScaling, read_rope
 from asterism.engine.model.weight_files import CheckpointError, list_weight_files, read_json_object, read_weight_shapes
@@ -162,21 +161,6 @@ def _read_experts(fields: dict[str, Any]) -> dict[str, Any]:
     if "num_local_experts" in given:
         given.setdefault("num_experts", given["num_local_experts"])
     return given
-
-
-def build_tiny_config(tiny: TinyConfig, vocab_size: int) -> DecoderConfig:
-    """Return the configuration of the model that a run with [tiny] generates."""
-    return DecoderConfig(
-        model_type=tiny.architecture,
-        vocab_size=vocab_size,
-        hidden_size=tiny.hidden_size,
-        intermediate_size=tiny.intermediate_size,
-        num_layers=tiny.num_layers,
-        num_heads=tiny.num_heads,
-        num_kv_heads=tiny.num_kv_heads,
-        head_dim=tiny.head_dim,
-        tie_word_embeddings=True,
-    )
 
 
 def load_model_config(folder: Path | str) -> DecoderConfig:

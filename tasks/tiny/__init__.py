@@ -1,1 +1,1 @@
-"""Tokenizer and model of [tiny], and the demo's task: arithmetic questions that the model answers by running Python."""
+"""The demo: arithmetic questions that the model answers by running Python, and the program that prepares its run."""

@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 
 from asterism.bus.messages import CodeOk, CodeOutcome, CodeRaised, Output
 from asterism.configs.schema.dialogue import DialogueConfig, ToolName
-from asterism.configs.schema.tiny import BehaviorShares
+from asterism.configs.schema.schema_tree import NonNegativeFloat, Section, require
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.policies.dialogue.parse_turn import MalformedCall, parse_assistant_turn
 from asterism.policies.dialogue.tool_results import format_malformed_call, format_result
@@ -22,7 +22,6 @@ from asterism.tasks.tiny.questions import FAMILIES, Question, draw_question
 Message = dict[str, Any]
 Messages = list[Message]
 
-DEFAULT_SHARES = BehaviorShares()
 _JSON_CORRUPTIONS = (('"}}', '"}'), ('"}}', "}}"))
 TOOL: ToolName = "jupyter_code"
 FORMAT = build_dialogue_format(DialogueConfig(tools=(TOOL,)), MATH_PYTHON)
@@ -33,6 +32,31 @@ REPAIR = "The call failed. Let me fix it.</reason>\n"
 GIVE_UP = "The call failed. I guess.</reason>\n"
 CONCLUDE = "I have the result.</reason>\n"
 GUESS = "I know this.</reason>\n"
+
+
+class BehaviorShares(Section, frozen=True):
+    """Relative frequencies of the behaviors in the cold start's dialogues; their sum can be any number.
+
+    With the defaults, wrong dialogues outnumber right ones, so that RL has something left to teach. Plain GRPO rewards a
+    repaired call as much as a clean one. To show this, "repaired" is more frequent than "clean", and failing code before a
+    guess ("gives_up") differs from failing code before a repair: else GRPO would learn to avoid both. docs/experiments.md
+    compares runs with other shares.
+    """
+
+    clean: NonNegativeFloat = 0.10  # one call, and the right answer
+    repaired: NonNegativeFloat = 0.23  # the first call fails, the second is right
+    malformed: NonNegativeFloat = 0.02  # the first call is invalid JSON, the second is right
+    wrong: NonNegativeFloat = 0.37  # the code runs and prints a wrong answer
+    gives_up: NonNegativeFloat = 0.13  # a call that is never repaired fails, the answer is a guess
+    guess: NonNegativeFloat = 0.15  # a wrong answer without a call
+    unrepaired: NonNegativeFloat = 0.0  # the failing call of "repaired", the answer is a guess
+    reasoned: NonNegativeFloat = 0.0  # derives the right answer step by step, without a call
+
+    def __post_init__(self) -> None:
+        require(any(asdict(self).values()), "at least one share must be above 0")
+
+
+DEFAULT_SHARES = BehaviorShares()
 
 
 def generate_dialogues(

@@ -174,5 +174,5 @@ def generate_questions(seed: int, count: int, *, held_out: bool) -> list[Questio
         chosen.setdefault(question.text, question)
         if len(chosen) == count:
             return list(chosen.values())
-    side = "test" if held_out else "train"
-    raise UnusableInput(f"tiny.num_{side}_questions = {count}: only about {len(chosen)} distinct questions exist")
+    key = f"prepare.parameters.num_{'test' if held_out else 'train'}_questions"
+    raise UnusableInput(f"{key} = {count}: only about {len(chosen)} distinct questions exist")

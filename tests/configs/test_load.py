@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from asterism.configs.load import list_differences, load_run
 from asterism.configs.loading.config_layers import ConfigError
 from asterism.configs.schema.algorithm import RlConfig, RocConfig, Sampling
-from asterism.configs.schema.run_config import DataConfig, RunConfig
-from asterism.configs.schema.tiny import TinyConfig
+from asterism.configs.schema.run_config import DataConfig, PrepareConfig, RunConfig
 
 COPIES = ("learner.ranks=3", "learner.dp_replicate=2", "cluster.nodes=2", "cluster.learner_nodes=2", "cluster.key=key")
 DEPENDS_ON_TIMING = (
@@ -65,7 +64,10 @@ class TestLayers:
             ("name=2024", lambda run: run.name == "2024"),
             ("cluster.host=a=b\nseed = 3", lambda run: run.cluster.host == "a=b\nseed = 3" and run.seed == 0),
             (" rl.steps = 4 ", lambda run: run.rl.steps == 4),
-            ("tiny.num_layers=3", lambda run: run.tiny == TinyConfig(num_layers=3)),
+            (
+                "prepare.import=asterism.tasks.tiny.prepare:TinyDemo",
+                lambda run: run.prepare == PrepareConfig(import_path="asterism.tasks.tiny.prepare:TinyDemo"),
+            ),
         ],
     )
     def test_an_override_value_is_toml_or_a_bare_string(self, config: Path, override: str, read: Any):
@@ -218,6 +220,3 @@ def test_the_lora_demo_differs_from_the_demo_only_in_adapters_and_rate() -> None
     differences = list_differences(load_run(Path("configs/tiny.toml")), load_run(Path("configs/tiny_lora.toml")))
     changed = {difference.partition(":")[0] for difference in differences}
     assert changed == {"name", "learner.lora.rank", "learner.optimizer.lr"}
-
-
-# ---------------------------------------------------------------- [tiny]

@@ -12,11 +12,11 @@ from asterism.configs.load import list_differences, list_resume_conflicts, load_
 from asterism.configs.schema.algorithm import EvaluationConfig, RlConfig, RocConfig, Sampling, SftConfig, SftFileConfig
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.configs.schema.machines import ClusterConfig, SandboxConfig
-from asterism.configs.schema.run_config import RunConfig
-from asterism.configs.schema.tiny import TinyConfig
+from asterism.configs.schema.run_config import PrepareConfig, RunConfig
 from tests.engine.learner.learner_settings import make_learner
 
 POSITIVE = st.integers(1, 2**40)
+PREPARE = PrepareConfig(import_path="made.py:Made", parameters={"a": {"b": 1}})
 BETAS = st.floats(0, 1, exclude_max=True)
 SAMPLINGS = st.none() | st.builds(Sampling, top_k=st.integers(0, 9), top_p=st.floats(1e-9, 1))
 RUNS = st.builds(
@@ -24,10 +24,10 @@ RUNS = st.builds(
     name=st.text(st.characters(exclude_characters="/.", exclude_categories=["Cs"]), min_size=1),
     seed=st.integers(0, 2**40),
     runs_folder=st.text(),
-    tiny=st.none() | st.builds(TinyConfig, num_layers=POSITIVE),
+    prepare=st.none()
+    | st.builds(PrepareConfig, import_path=st.text(), parameters=st.fixed_dictionaries({"n": POSITIVE})),
     dialogue=st.builds(
         DialogueConfig,
-        tools=st.just(("jupyter_code",)),  # the only tool of [tiny]
         max_turns=POSITIVE,
     ),
     sampling=st.builds(Sampling, temperature=st.floats(1e-9, 1e9)),
@@ -52,7 +52,7 @@ class TestResolved:
 
     def test_the_resolved_file_contains_every_key_including_defaults(self, tmp_path: Path):
         path = tmp_path / "resolved.toml"
-        run = RunConfig(name="a", tiny=TinyConfig(), evaluation=EvaluationConfig(sampling=Sampling()))
+        run = RunConfig(name="a", prepare=PREPARE, evaluation=EvaluationConfig(sampling=Sampling()))
         write_resolved(run, path)
         everything = msgspec.json.decode(msgspec.json.encode(run))  # tuples become lists, as in TOML
         assert tomllib.loads(path.read_text()) == everything
@@ -69,8 +69,8 @@ class TestDifferences:
         ]
 
     def test_a_table_that_only_one_run_has_is_one_line(self):
-        assert list_differences(RunConfig(name="a"), RunConfig(name="a", tiny=TinyConfig())) == [
-            "tiny: nothing -> a table"
+        assert list_differences(RunConfig(name="a"), RunConfig(name="a", prepare=PREPARE)) == [
+            "prepare: nothing -> a table"
         ]
 
     def test_another_order_of_files_is_a_difference(self):

@@ -9,7 +9,8 @@ _INDENTED = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
 _COMMAND = re.compile(r"(?:make|asterism|python -m|pytest|sbatch|kubectl|cd|echo|for|\.|\.venv/\S+) ")
 
 # A run of the demo's model takes minutes; these settings keep it real and short.
-_SHORT = " --set sft.steps=4 --set rl.steps=1 --set evaluation.questions=4 --set tiny.num_sft_dialogues=200"
+_SHORT = " --set sft.steps=4 --set rl.steps=1 --set evaluation.questions=4"
+_SHORT += " --set prepare.parameters.num_sft_dialogues=200"
 _RUN = re.compile(r"asterism run configs/tiny(_lora)?\.toml")
 
 # Printed commands with placeholders, and a command to run in their place after `make demo`.

@@ -18,8 +18,7 @@ from transformers import AutoTokenizer
 from asterism.configs.run_folder import RunFolder, StagesFolder
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.configs.schema.run_config import RunConfig
-from asterism.configs.schema.tiny import TinyConfig
-from asterism.tasks.tiny.prepare import prepare
+from asterism.tasks.tiny.prepare import TinyDemo
 from tests.actors.runs.running import ASTERISM, PATIENCE_S, metrics, read_conserved_summary
 from tests.newcomer.printed_commands import ROOT, find_need, list_printed_commands
 from tests.sglang.environment import PYTHON
@@ -66,8 +65,8 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 def write_files_of_a_user(folder: Path) -> None:
     """The last three raw questions are a repetition, a question of the exam, and one without an integer answer."""
     made = RunFolder(folder / "made")
-    tiny = TinyConfig(num_train_questions=160, num_test_questions=16, num_sft_dialogues=4800)
-    prepare(RunConfig(name="made", tiny=tiny, dialogue=DialogueConfig(tools=("jupyter_code",))), made)
+    tiny = TinyDemo(num_train_questions=160, num_test_questions=16, num_sft_dialogues=4800)
+    tiny.prepare(RunConfig(name="made", dialogue=DialogueConfig(tools=("jupyter_code",))), made)
     (folder / "models").mkdir()
     (made.checkpoints / "init").rename(folder / "models" / "base")
     (made.data / "sft.jsonl").rename(folder / "dialogues.jsonl")

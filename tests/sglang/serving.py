@@ -9,9 +9,8 @@ from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.configs.schema.machines import EngineConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.sglang import SPARE_TOKENS, SGLangConfig
-from asterism.configs.schema.tiny import TinyConfig
 from asterism.engine.sglang.server.compatibility import ServerRequirements
-from asterism.tasks.tiny.prepare import prepare
+from asterism.tasks.tiny.prepare import TinyDemo
 from tests.sglang.environment import PYTHON
 
 SEQUENCE_TOKENS = 192
@@ -57,7 +56,7 @@ def make_replicated(model: Path, port: int) -> ServerRequirements:
 
 def save_tiny_model(folder: Path, seed: int = 0, **shape: int) -> Path:
     """Save the demo's model with random weights, and its tokenizer."""
-    tiny = TinyConfig(num_train_questions=1, num_test_questions=1, num_sft_dialogues=200, **shape)
-    run = RunConfig(name="tiny", seed=seed, tiny=tiny, dialogue=DialogueConfig(tools=("jupyter_code",)))
-    prepare(run, RunFolder(folder))
+    tiny = TinyDemo(num_train_questions=1, num_test_questions=1, num_sft_dialogues=200, **shape)
+    run = RunConfig(name="tiny", seed=seed, dialogue=DialogueConfig(tools=("jupyter_code",)))
+    tiny.prepare(run, RunFolder(folder))
     return folder / "checkpoints" / "init"

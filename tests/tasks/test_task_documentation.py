@@ -17,9 +17,12 @@ from asterism.bus import messages as msg
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
+from asterism.engine.data.datasets import read_problems
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.sandbox.select_backend import make_sandbox
+from asterism.tasks import DEFAULT_TASK
 from asterism.tasks.hosting.task_services import TaskServices, build_task_services
+from asterism.tasks.prepare_program import find_prepared_model, prepare_run
 from asterism.tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
@@ -92,7 +95,15 @@ def test_the_task_of_the_readme_passes_its_check(tmp_path: Path) -> None:
 
 def test_every_configuration_loads_with_its_tasks(folder: Path) -> None:
     kinds = [[each.kind for each in describe_tasks(load(folder, toml)).values()] for toml in TOML[1:]]
-    assert kinds == [["environment"], ["dialogue"], ["tools"], ["tools", "dialogue"]]
+    assert kinds == [["environment"], ["dialogue"], ["tools"], ["tools", "dialogue"], [DEFAULT_TASK.kind]]
+
+
+def test_the_program_makes_the_rows_that_the_configuration_names(folder: Path) -> None:
+    run, made = load(folder, TOML[-1]), RunFolder(folder / "made")
+    made.path.mkdir()
+    assert find_prepared_model(run) is None
+    prepare_run(run, made)
+    assert len(list(read_problems(made.data / "rows.jsonl"))) == 5
 
 
 @asynccontextmanager

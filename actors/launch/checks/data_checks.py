@@ -84,11 +84,17 @@ def check_dialogues(
     return CheckedInput(f"{path}: {count:,} dialogues{_describe_limit(count, limit)}", (unusable,) if unusable else ())
 
 
+def resolve_checkpoint(run: RunConfig) -> Path | None:
+    """Return None if the run itself makes the checkpoint and has not done so yet."""
+    folder = RunFolder(Path(run.runs_folder) / run.name).expand_path(run.model.checkpoint)
+    return None if run.generates(run.model.checkpoint) and not folder.exists() else folder
+
+
 def _load_families(run: RunConfig, descriptions: Mapping[str, TaskDescription]) -> Mapping[str, FamilyDialogues]:
     if not any(task.get_dialogue().renderer for task in run.resolved_tasks):
         return {}
-    checkpoint = RunFolder(Path(run.runs_folder) / run.name).expand_path(run.model.checkpoint)
-    if run.tiny is not None and not checkpoint.exists():  # the preparation of [tiny] refuses a renderer
+    checkpoint = resolve_checkpoint(run)
+    if checkpoint is None:  # the tokenizer does not exist either
         return {}
     try:
         return build_family_dialogues(run, descriptions, load_tokenizer(checkpoint))

@@ -36,13 +36,13 @@ def keep_data_digests(folder: RunFolder, run: RunConfig) -> None:
 
 
 def compute_data_digests(folder: RunFolder, run: RunConfig) -> DataDigests:
-    """Compute the digests of all files except generated ones ([tiny]), which have a manifest.
+    """Compute the digests of all files except those that the program of [prepare] writes.
 
     Raises UnusableInput for a missing file.
     """
     digests: DataDigests = {}
     for key, file in _list_data_keys(run):
-        if run.tiny is not None and file.startswith("$RUN"):
+        if run.generates(file):
             continue
         try:
             digests[key] = {str(path): digest_file(path) for path in list_data_files(folder.expand_path(file))}
@@ -51,6 +51,12 @@ def compute_data_digests(folder: RunFolder, run: RunConfig) -> DataDigests:
         except OSError as error:
             raise UnusableInput(f"{key}: {error.filename}: cannot be read: {error.strerror}") from None
     return digests
+
+
+def list_missing_files(folder: RunFolder, run: RunConfig) -> list[str]:
+    """List the files that the run reads and the program of [prepare] has yet to write."""
+    paths = (run.model.checkpoint, *(file for _, file in _list_data_keys(run)))
+    return [path for path in paths if run.generates(path) and not folder.expand_path(path).exists()]
 
 
 def _list_data_keys(run: RunConfig) -> Iterator[tuple[str, str]]:

@@ -46,6 +46,7 @@ from asterism.policies.losses import LOSSES
 from asterism.policies.rollout.rollout_policy import POLICIES
 from asterism.policies.tools.task_description import MATH, TaskDescription, list_success_warnings
 from asterism.tasks import DEFAULT_TASK
+from asterism.tasks.prepare_program import KEY, find_prepared_model
 
 _FLOAT32_BYTES = 4
 _DATA_KEYS = ("data.train", "data.test", "sft.data", "sft.validation", ".data", ".test")
@@ -73,11 +74,13 @@ def check_inputs(run: RunConfig, descriptions: dict[str, TaskDescription] | None
 def list_input_checks(
     run: RunConfig, descriptions: dict[str, TaskDescription] | None = None
 ) -> Mapping[str, InputCheck]:
-    """Return for each key a check that raises UnusableInput. Inputs that [tiny] generates have no check."""
+    """Return for each key a check that raises UnusableInput. Inputs that [prepare] generates have no check."""
     descriptions = {} if descriptions is None else descriptions
     folder = RunFolder(Path(run.runs_folder) / run.name)
     references = {key: partial(check_references, table, key) for key, table in list_references(run).items()}
     checks = {**references, **_list_task_checks(run, folder, descriptions)}
+    if run.prepare is not None:
+        checks[KEY] = partial(_check_program, run)
     if run.evaluation.success or any(task.get_reward().functions for task in run.resolved_tasks):
         checks["evaluation.success"] = partial(_check_success, run, descriptions)
     if sinks := run.metrics.sinks:
@@ -94,7 +97,7 @@ def list_input_checks(
             checks[key] = partial(check_import_path, key, spec, tuple(known))
     if other_run := run.learner.resume_from:
         checks["learner.resume_from"] = partial(_check_resumable, folder.expand_path(other_run))
-    checkpoint = None if _is_generated(run, run.model.checkpoint) else folder.expand_path(run.model.checkpoint)
+    checkpoint = None if run.generates(run.model.checkpoint) else folder.expand_path(run.model.checkpoint)
     if checkpoint is not None:
         checks |= _list_model_checks(run, folder, checkpoint, descriptions)
     for key, describe in load_engine_code(run).list_input_checks(run, checkpoint).items():
@@ -109,6 +112,14 @@ def _check_success(run: RunConfig, descriptions: Mapping[str, TaskDescription]) 
         each for task in described for each in list_success_warnings(task, descriptions[task.name], run.success)
     ]
     return CheckedInput(f"correct answers have {run.success.describe()}", tuple(warnings))
+
+
+def _check_program(run: RunConfig) -> CheckedInput:
+    try:
+        find_prepared_model(run)
+    except UnusableInput as error:
+        raise UnusableInput(str(error).removeprefix(f"{KEY}: ")) from error
+    return CheckedInput("the program accepts the configuration")
 
 
 def _check_engine(describe: Callable[[], str]) -> CheckedInput:
@@ -162,7 +173,7 @@ def _list_task_checks(
             (test_key, _get_test_file(run, task), test_remedy, QuestionReport(training)),
             *_list_evaluation_files(run, task, training),
         ):
-            if file and not _is_generated(run, file):
+            if file and not run.generates(file):
                 check = partial(check_questions, task, descriptions, report)
                 checks[key] = partial(check_data, folder.expand_path(file), remedy, check)
     return checks
@@ -173,7 +184,7 @@ def _list_dialogue_checks(
 ) -> dict[str, InputCheck]:
     checks: dict[str, InputCheck] = {}
     for key, file in (run.sft.files | run.sft.validation_files).items():
-        if run.sft.is_enabled and not _is_generated(run, file.data):
+        if run.sft.is_enabled and not run.generates(file.data):
             check = partial(check_dialogues, run, descriptions, file)
             remedy = f"set {key} to a file of dialogues, or {'sft.steps' if run.sft.steps else 'sft.epochs'} = 0"
             checks[key] = partial(check_data, folder.expand_path(file.data), remedy, check)
@@ -193,10 +204,6 @@ def _list_evaluation_files(
             if each.task == task.name:
                 key = f"evaluation.sets.{each.name}.data"
                 yield key, each.data, "set it to a file of questions", QuestionReport(training)
-
-
-def _is_generated(run: RunConfig, path: str) -> bool:
-    return run.tiny is not None and path.startswith("$RUN")
 
 
 # ---------------------------------------------------------------- model

@@ -9,9 +9,8 @@ from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.configs.schema.run_config import RunConfig
-from asterism.configs.schema.tiny import TinyConfig
 from asterism.engine.sglang.server.compatibility import ServerRequirements
-from asterism.tasks.tiny.prepare import prepare
+from asterism.tasks.tiny.prepare import TinyDemo
 from benchmarks.support.benchmark_main import Flag, Options
 
 ROOT = Path(__file__).parents[3]
@@ -38,8 +37,8 @@ def configure_tiny_server(
     `arguments` are the server's only arguments besides those of the configuration's other keys.
     """
     files, run = RunFolder(folder), load_run(CONFIG)
-    tiny = TinyConfig(num_train_questions=1, num_test_questions=1, num_sft_dialogues=200)
-    prepare(RunConfig(name="tiny", tiny=tiny, dialogue=DialogueConfig(tools=("jupyter_code",))), files)
+    tiny = TinyDemo(num_train_questions=1, num_test_questions=1, num_sft_dialogues=200)
+    tiny.prepare(RunConfig(name="tiny", dialogue=DialogueConfig(tools=("jupyter_code",))), files)
     sglang = replace(
         run.sglang,
         python=options.python or str(ROOT / run.sglang.python),

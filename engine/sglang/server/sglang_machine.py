@@ -107,7 +107,7 @@ def _check_gpus(run: RunConfig, python: str, variables: Mapping[str, str], gpus:
 
 def _check_gpu_memory(run: RunConfig, checkpoint: Path | None, gpus: list[VisibleGpu]) -> str:
     if checkpoint is None:
-        return "enough for the model of [tiny]"
+        return "enough for a model that the run makes"
     room = check_memory_budget(gpus, make_requirements(run, checkpoint))
     weights, cache = format_bytes(room.weights_bytes), format_bytes(room.free_bytes)
     return f"{weights} of weights; the other {cache} hold {room.max_cache_tokens} tokens"

@@ -107,9 +107,8 @@ def test_a_learner_on_gpus_does_not_fit_a_machine_without_gpus(
     assert "GPUs of the learner: 1 of 0, does not fit" in result.output
     assert "GPUs of the learner: no GPU here; name one with --gpu" in result.output
     assert "disk: set learner.checkpoints.keep = 1" in result.output
-    on_cpu = plan_local_run(
-        load_run(CONFIG_1GPU, ["learner.device=cpu", "tiny.num_layers=2", "model.checkpoint=$RUN/a"])
-    )
+    tiny = ("prepare.import=asterism.tasks.tiny.prepare:TinyDemo", 'dialogue.tools=["jupyter_code"]')
+    on_cpu = plan_local_run(load_run(CONFIG_1GPU, ["learner.device=cpu", "model.checkpoint=$RUN/a", *tiny]))
     assert "GPUs of the learner" not in [each.name for each in on_cpu.counts]
 
 

@@ -22,7 +22,7 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.engine_code import find_evaluated_models
 
 TRAINED = (
-    *("name=trained", "seed=5", "tiny.num_layers=1", "rl.max_staleness=1", "rl.prompts=2", "dialogue.max_turns=7"),
+    *("name=trained", "seed=5", "prepare.import=a.py:A", "rl.max_staleness=1", "rl.prompts=2", "dialogue.max_turns=7"),
     *(
         "evaluation.every=2",
         "evaluation.sampling.temperature=0.5",
@@ -64,7 +64,7 @@ def test_an_evaluation_has_the_settings_of_the_run_and_no_training(trained: RunF
     file = write_questions(tmp_path / "aime.jsonl", 30)
     run = build(trained.path, f"aime24={file}", samples=32)
     assert (run.name, run.runs_folder) == ("eval-trained-40", str(tmp_path / "runs"))
-    assert (run.seed, run.dialogue.max_turns, run.tiny) == (5, 7, None)
+    assert (run.seed, run.dialogue.max_turns, run.prepare) == (5, 7, None)
     assert run.model.checkpoint == str(trained.get_checkpoint_path(40))
     assert (run.rl.steps, run.sft.steps, run.rl.max_staleness, run.learner.lora.rank) == (0, 0, 0, 0)
     assert run.evaluation.only

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from asterism.actors.launch.child_processes import ProcessDied
@@ -22,8 +21,7 @@ from asterism.bus.messages import HealthReported, RunFailed
 from asterism.bus.transport.in_process import Hub
 from asterism.configs.atomic_write import DiskError
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema.run_config import RunConfig
-from asterism.configs.schema.tiny import TinyConfig
+from asterism.configs.schema.run_config import PrepareConfig, RunConfig
 from tests.processes import family
 from tests.simulation.processes import RecordedDisplay
 
@@ -41,7 +39,7 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
 
 def launch(folder: RunFolder, code: str, monkeypatch: pytest.MonkeyPatch) -> Coroutine[Any, Any, RunEnding]:
     """Return a launch with `code` as its first process."""
-    run = replace(RunConfig(name="run"), tiny=TinyConfig())
+    run = RunConfig(name="run", prepare=PrepareConfig(import_path="asterism.tasks.tiny.prepare:TinyDemo"))
     monkeypatch.setattr(CommandLines, "build_prepare_argv", lambda commands: [sys.executable, "-c", code])
     return Launcher(run, folder, RecordedDisplay(), launch=1, log_failure=LogWriteFailure()).launch()
 

@@ -120,7 +120,10 @@ class Inputs:
 
     def load(self, *tables: str, overrides: tuple[str, ...] = ()) -> RunConfig:
         path = self.folder / "run.toml"
-        path.write_text(f'name = "r"\nruns_folder = "{self.folder}/runs"\n[tiny]\n' + "\n".join(tables))
+        path.write_text(
+            f'name = "r"\nruns_folder = "{self.folder}/runs"\nprepare.import = "asterism.tasks.tiny.prepare:TinyDemo"\n'
+            + "\n".join(tables)
+        )
         return load_run(path, ["evaluation.questions=0", *overrides])
 
     def check(self, *tables: str) -> dict[str, TaskDescription]:

@@ -19,13 +19,13 @@ from asterism.engine.learner.checkpoints.checkpoint_folders import list_saved_st
 ROOT = Path(__file__).parents[3]
 ASTERISM = (sys.executable, "-m", "asterism.actors.cli.main")
 SMALL = (
-    *("tiny.num_train_questions=64", "tiny.num_test_questions=16", "tiny.num_sft_dialogues=200"),
+    "prepare.parameters={num_train_questions = 64, num_test_questions = 16, num_sft_dialogues = 200}",
     *("sft.steps=4", "sft.batch_size=16", "rl.steps=3", "rl.prompts=2", "rl.rollouts=4"),
     *("learner.checkpoints.every=1", "learner.threads=1", "evaluation.questions=6"),
     *("sandbox.backend=process", "sandbox.spare_notebooks=8"),
 )
 # This policy is right in 10 to 20 % of its answers: RL steps change its weights, and some groups are rejected.
-COLD_START = ("sft.steps=230", "sft.batch_size=32", "tiny.num_sft_dialogues=7360")
+COLD_START = ("sft.steps=230", "sft.batch_size=32", "prepare.parameters.num_sft_dialogues=7360")
 PATIENCE_S = 240.0
 
 Start = Callable[..., "subprocess.Popen[str]"]

@@ -25,7 +25,7 @@ from tests.chaos.play import find_leftovers
 pytestmark = [pytest.mark.slow, pytest.mark.hosts]
 
 STEPS = 20  # more steps than the run can finish before the test stops its learner
-SETTINGS = ("sft.steps=0", f"rl.steps={STEPS}", "tiny.num_sft_dialogues=16", "evaluation.questions=2")
+SETTINGS = ("sft.steps=0", f"rl.steps={STEPS}", "prepare.parameters.num_sft_dialogues=16", "evaluation.questions=2")
 FILE = r"(events|logs|batches|checkpoints)/\S+|(metrics|answers)\.jsonl"
 
 

@@ -87,7 +87,10 @@ CONFIG = """
 name = "demo"
 runs_folder = "."
 
-[tiny]
+[prepare]
+import = "asterism.tasks.tiny.prepare:TinyDemo"
+
+[prepare.parameters]
 num_train_questions = 16
 num_test_questions = 16
 num_sft_dialogues = 200

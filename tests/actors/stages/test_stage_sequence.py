@@ -23,7 +23,7 @@ CONFIG = """
 name = "staged"
 evaluation.questions = 0
 sft.steps = 5
-[tiny]
+prepare.import = "asterism.tasks.tiny.prepare:TinyDemo"
 [[stages]]
 name = "short"
 rl.steps = 4
@@ -108,10 +108,10 @@ def test_each_stage_continues_the_stage_before(runs: Runs) -> None:
     short, longer, hard = (runs.configurations[name] for name in ("1_short", "2_longer", "3_hard"))
     folder = (runs.runs / "staged").resolve()
     assert (short.sft.steps, short.learner.resume_from) == (5, "")
-    assert short.tiny is not None
+    assert short.prepare is not None
     checkpoint = str(folder / "1_short" / "checkpoints" / "step_000004")
     assert (longer.learner.resume_from, longer.model.checkpoint) == (checkpoint, checkpoint)
-    assert (longer.sft.steps, longer.tiny, longer.learner.resume_optimizer) == (0, None, False)
+    assert (longer.sft.steps, longer.prepare, longer.learner.resume_optimizer) == (0, None, False)
     assert longer.rl.first_problem == POSITION
     assert longer.data.train == str(folder / "1_short" / "data" / "train.jsonl")
     assert hard.learner.resume_from == str(folder / "2_longer" / "checkpoints" / "step_000006")

@@ -65,8 +65,9 @@ def test_the_modules_of_a_run_and_of_the_programs_import_on_the_machine(environm
 
 
 def test_a_run_on_the_machine_ends_without_figures(environment: dict[str, str], tmp_path: Path) -> None:
-    settings = ("sandbox.backend=process", "tiny.num_train_questions=64", "tiny.num_test_questions=16", "sft.steps=2")
-    settings += ("tiny.num_sft_dialogues=64", "sft.batch_size=16", "rl.steps=1", "rl.prompts=2", "rl.rollouts=4")
+    parameters = "prepare.parameters={num_train_questions = 64, num_test_questions = 16, num_sft_dialogues = 64}"
+    settings = (parameters, "sandbox.backend=process", "sft.steps=2", "sft.batch_size=16")
+    settings += ("rl.steps=1", "rl.prompts=2", "rl.rollouts=4")
     flags = [text for each in (*settings, f"runs_folder={tmp_path}") for text in ("--set", each)]
     checkout = {**environment, "PYTHONPATH": f"{ROOT}:{environment['PYTHONPATH']}"}
     done = run(checkout, "-m", "asterism.actors.cli.main", "run", "configs/tiny.toml", *flags)

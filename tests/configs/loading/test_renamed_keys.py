@@ -10,8 +10,8 @@ from rich.console import Console
 from asterism.actors.cli.config_command import migrate_file
 from asterism.configs.load import load_run
 from asterism.configs.loading.config_layers import ConfigError
-from asterism.configs.loading.renamed_keys import RENAMED_KEYS, migrate, migrate_text
-from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.loading.renamed_keys import RENAMED_KEYS, find_renamings, migrate, migrate_text
+from asterism.configs.schema.run_config import PrepareConfig, RunConfig
 from asterism.configs.schema.schema_tree import find_annotation
 
 OLD = """# a run
@@ -96,6 +96,26 @@ def test_tables_of_one_line_are_rewritten() -> None:
     assert migrate_text("learner = { lr = 1, ranks = 2 }\n") == "learner = { optimizer.lr = 1, ranks = 2 }\n"
 
 
+PROGRAM = 'import = "asterism.tasks.tiny.prepare:TinyDemo"'
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("tiny = {}  # a\n", f"prepare.{PROGRAM}\nprepare.parameters = {{}}  # a\n"),
+        ("tiny.num_layers = 1\n", f"prepare.{PROGRAM}\nprepare.parameters.num_layers = 1\n"),
+        (
+            "[rl]\n[tiny]  # a\nnum_layers = 1  # b\n[tiny.behaviors]\nclean = 1\n",
+            f"[rl]\n[prepare]\n{PROGRAM}\n\n[prepare.parameters]  # a\nnum_layers = 1  # b\n"
+            "[prepare.parameters.behaviors]\nclean = 1\n",
+        ),
+    ],
+)
+def test_the_table_of_the_demo_becomes_parameters_of_its_program(old: str, new: str) -> None:
+    assert [each.new for each in find_renamings(tomllib.loads(old))] == ["prepare.parameters"]
+    assert migrate_text(old) == new
+
+
 def test_a_file_that_cannot_be_rewritten_line_by_line_is_refused_and_stays_unchanged(tmp_path: Path) -> None:
     text = '"learner" = { "lr" = 1 }\n'
     (tmp_path / "run.toml").write_text(text)
@@ -106,11 +126,14 @@ def test_a_file_that_cannot_be_rewritten_line_by_line_is_refused_and_stays_uncha
 
 def test_the_configuration_of_an_earlier_run_folder_is_read(tmp_path: Path) -> None:
     (tmp_path / "events").mkdir()
-    text = 'name = "r"\n[learner]\nlr = 0.5\nclip_low = 0.1\nloss = "grpo"\n[evaluation]\ntemperature = 0.0\ntop_k = 3\n[sampling]\ntemperature = 0.7\n'
+    text = 'name = "r"\n[learner]\nlr = 0.5\nclip_low = 0.1\nloss = "grpo"\n[evaluation]\ntemperature = 0.0\ntop_k = 3\n[sampling]\ntemperature = 0.7\n[tiny]\nnum_layers = 3\n'
     (tmp_path / "config.toml").write_text(text)
     run = load_run(tmp_path / "config.toml")
     assert run.learner.optimizer.lr == 0.5
     assert (run.learner.loss.function, run.learner.loss.clip_low) == ("grpo", 0.1)
+    assert run.prepare == PrepareConfig(
+        import_path="asterism.tasks.tiny.prepare:TinyDemo", parameters={"num_layers": 3}
+    )
     assert run.evaluation.sampling is not None
     assert (run.evaluation.sampling.temperature, run.evaluation.sampling.top_k) == (0.7, 3)
 

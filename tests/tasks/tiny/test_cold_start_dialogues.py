@@ -11,10 +11,9 @@ import pytest
 from msgspec.structs import asdict
 
 from asterism.bus.messages import CodeRequested
-from asterism.configs.schema.tiny import BehaviorShares
 from asterism.policies.dialogue.parse_turn import MalformedCall, parse_assistant_turn
 from asterism.policies.dialogue.tool_results import format_malformed_call, format_result
-from asterism.tasks.tiny.cold_start_dialogues import FORMAT, Messages, generate_dialogues, run_snippet
+from asterism.tasks.tiny.cold_start_dialogues import FORMAT, BehaviorShares, Messages, generate_dialogues, run_snippet
 from asterism.tasks.tiny.derivations import write_derivation
 from asterism.tasks.tiny.questions import generate_questions
 

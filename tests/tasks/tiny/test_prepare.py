@@ -11,24 +11,23 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.algorithm import SftConfig
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.configs.schema.run_config import RunConfig
-from asterism.configs.schema.tiny import STOP_TOKENS, TinyConfig
 from asterism.engine.data.datasets import read_problems
 from asterism.engine.data.sft_dialogues import iter_sft_dialogues
 from asterism.engine.model.hf_checkpoint import load_model
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.tasks.math_python import MATH_PYTHON
-from asterism.tasks.tiny.prepare import prepare
-from asterism.tasks.tiny.tiny_tokenizer import DEMO_TEXTS
+from asterism.tasks.tiny.prepare import TinyDemo
 
-TINY = TinyConfig(num_train_questions=100, num_test_questions=20, num_sft_dialogues=100)
+TINY = TinyDemo(num_train_questions=100, num_test_questions=20, num_sft_dialogues=100)
 NOTEBOOK = DialogueConfig(tools=("jupyter_code",))
+RUN = RunConfig(name="some", dialogue=NOTEBOOK)
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = RunFolder(tmp_path_factory.mktemp("run"))
-    prepare(RunConfig(name="some", tiny=TINY, dialogue=NOTEBOOK), folder)
+    TINY.prepare(RUN, folder)
     return folder
 
 
@@ -55,54 +54,47 @@ def test_the_model_has_an_embedding_for_every_token(prepared: RunFolder) -> None
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])
 def test_the_model_has_the_configured_architecture(architecture: Literal["qwen2", "llama"], tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    prepare(RunConfig(name="some", tiny=replace(TINY, architecture=architecture), dialogue=NOTEBOOK), folder)
+    tiny = replace(TINY, architecture=architecture)
+    tiny.prepare(RUN, folder)
     model = load_model(folder.checkpoints / "init")
     assert model.config.model_type == architecture
+    checked = tiny.check(RUN)
+    assert checked.vocab_size >= model.config.vocab_size
+    assert replace(checked, vocab_size=model.config.vocab_size) == model.config
     biases = [name for name, _ in model.named_parameters() if name.endswith("q_proj.bias")]
     assert len(biases) == (2 if architecture == "qwen2" else 0)
 
 
 def test_the_same_seed_gives_the_same_bytes(prepared: RunFolder, tmp_path: Path) -> None:
-    prepare(RunConfig(name="some", tiny=TINY, dialogue=NOTEBOOK), RunFolder(tmp_path))
+    TINY.prepare(RUN, RunFolder(tmp_path))
     assert read_contents(RunFolder(tmp_path)) == read_contents(prepared)
 
 
 @pytest.mark.slow
 def test_another_seed_gives_different_files(prepared: RunFolder, tmp_path: Path) -> None:
-    prepare(RunConfig(name="some", seed=1, tiny=TINY, dialogue=NOTEBOOK), RunFolder(tmp_path))
+    TINY.prepare(replace(RUN, seed=1), RunFolder(tmp_path))
     other, same = read_contents(RunFolder(tmp_path)), read_contents(prepared)
     changed = {name for name in same if other[name] != same[name]}
     assert changed >= {"data/train.jsonl", "data/test.jsonl", "data/sft.jsonl", "checkpoints/init/model.safetensors"}
 
 
-def test_the_allowed_stop_tokens_are_tokens_of_the_demo() -> None:
-    assert set(STOP_TOKENS) <= set(DEMO_TEXTS.special)
-
-
 @pytest.mark.parametrize(
-    ("run", "problem"),
+    ("dialogue", "problem"),
     [
-        (RunConfig(name="some"), r"the configuration has no \[tiny\] table"),
-        (RunConfig(name="some", tiny=TINY), r"dialogue.tools: the tiny task supports only"),
+        (DialogueConfig(tools=("python_code_with_standard_io",)), "dialogue.tools: the tiny task supports only"),
+        (DialogueConfig(tools=()), "dialogue.tools: the tiny task supports only"),
+        (replace(NOTEBOOK, prefill="<think>"), "dialogue: the tiny task supports only the default system, "),
+        (replace(NOTEBOOK, system="Hello {tools}"), "dialogue: the tiny task supports only the default system, "),
         (
-            RunConfig(name="some", tiny=TINY, dialogue=DialogueConfig(tools=("jupyter_code",), prefill="<think>")),
-            r"dialogue: the tiny task supports only the default texts",
+            replace(NOTEBOOK, stop_tokens=("<|im_end|>", "<stop>")),
+            "dialogue.stop_tokens: the tiny task has no token <stop>; use ",
         ),
-        (
-            RunConfig(name="some", tiny=TINY, sft=SftConfig(steps=0), dialogue=DialogueConfig(renderer="qwen3")),
-            r"dialogue.renderer: the tokenizer of \[tiny\] lacks the tokens of model families",
-        ),
-        (
-            RunConfig(
-                name="some",
-                tiny=TINY,
-                dialogue=DialogueConfig(tools=("jupyter_code",), stop_tokens=("<|im_end|>", "<stop>")),
-            ),
-            r"dialogue.stop_tokens: the tiny task's tokens are",
-        ),
+        (DialogueConfig(renderer="qwen3"), "dialogue.renderer: the tiny task's tokenizer lacks the tokens of "),
     ],
 )
-def test_an_unsuitable_configuration_is_refused(run: RunConfig, problem: str, tmp_path: Path) -> None:
+def test_dialogues_that_the_tokenizer_cannot_express_are_refused(
+    dialogue: DialogueConfig, problem: str, tmp_path: Path
+) -> None:
     with pytest.raises(UnusableInput, match=problem):
-        prepare(run, RunFolder(tmp_path))
+        TINY.prepare(RunConfig(name="some", dialogue=dialogue, sft=SftConfig(steps=0)), RunFolder(tmp_path))
     assert not list(tmp_path.iterdir())

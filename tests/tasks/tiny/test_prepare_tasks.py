@@ -13,7 +13,6 @@ from asterism.configs.schema.algorithm import SftConfig
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.tasks import TaskConfig
-from asterism.configs.schema.tiny import TinyConfig
 from asterism.engine.data.sft_dialogues import iter_sft_dialogues
 from asterism.engine.data.task_inputs import load_task_formats, write_task_descriptions
 from asterism.engine.model.hf_checkpoint import load_model
@@ -27,7 +26,7 @@ from asterism.policies.dialogue.chat_format import (
 from asterism.policies.tools.task_description import TaskDescription
 from asterism.policies.tools.tool_schema import ToolSchema
 from asterism.tasks.math_python import MATH_PYTHON
-from asterism.tasks.tiny.prepare import prepare
+from asterism.tasks.tiny.prepare import TinyDemo
 
 LOOKUP = ToolSchema(
     "lookup",
@@ -59,7 +58,6 @@ def build_run(folder: Path, **changes: Any) -> RunConfig:
     dialogues = ({"messages": ARCHIVE}, {"task": "game", "messages": GAME})
     keys: dict[str, Any] = {
         "name": "some",
-        "tiny": TinyConfig(),
         "sft": SftConfig(steps=1, data=write_rows(folder / "dialogues.jsonl", *dialogues * 20)),
         "tasks": (
             TaskConfig(name="archive", import_path="archive.py:TOOLS", data=rows, dialogue=archive),
@@ -73,7 +71,7 @@ def prepare_run(folder: Path, **changes: Any) -> tuple[RunConfig, RunFolder]:
     run, prepared = build_run(folder, **changes), RunFolder(folder / "run")
     prepared.path.mkdir()
     write_task_descriptions(prepared, DESCRIPTIONS)
-    prepare(run, prepared)
+    TinyDemo().prepare(run, prepared)
     return run, prepared
 
 
@@ -168,9 +166,11 @@ def test_an_error_in_a_file_names_its_key(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     folder, missing = RunFolder(tmp_path / "run"), str(tmp_path / "missing.jsonl")
     with pytest.raises(UnusableInput, match=r"tasks.json: .*No such file"):
-        prepare(build_run(tmp_path), folder)
+        TinyDemo().prepare(build_run(tmp_path), folder)
     write_task_descriptions(folder, {**DESCRIPTIONS, "lost": MATH_PYTHON})
     with pytest.raises(UnusableInput, match=r"sft.data: .*missing.jsonl: no such file"):
-        prepare(build_run(tmp_path, sft=SftConfig(steps=1, data=missing)), folder)
+        TinyDemo().prepare(build_run(tmp_path, sft=SftConfig(steps=1, data=missing)), folder)
     with pytest.raises(UnusableInput, match=r'tasks: "lost": data: .*missing.jsonl: no such file'):
-        prepare(build_run(tmp_path, sft=SftConfig(steps=0), tasks=(TaskConfig(name="lost", data=missing),)), folder)
+        TinyDemo().prepare(
+            build_run(tmp_path, sft=SftConfig(steps=0), tasks=(TaskConfig(name="lost", data=missing),)), folder
+        )

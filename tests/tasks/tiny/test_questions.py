@@ -73,7 +73,9 @@ def test_the_split_depends_on_the_seed() -> None:
 
 def test_too_many_requested_questions_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asterism.tasks.tiny.questions.FAMILIES", {"primes": FAMILIES["primes"]})
-    with pytest.raises(UnusableInput, match=r"tiny.num_train_questions = 80: only about \d+ distinct questions exist"):
+    with pytest.raises(
+        UnusableInput, match=r"prepare.parameters.num_train_questions = 80: only about \d+ distinct questions exist"
+    ):
         generate_questions(0, 80, held_out=False)
 
 

@@ -14,16 +14,16 @@ from asterism.engine.data.sft_dialogues import iter_sft_dialogues
 from asterism.engine.data.task_inputs import build_task_formats, write_task_descriptions
 from asterism.engine.export.hf_export import save_model
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
-from asterism.engine.model.model_config import build_tiny_config
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.tasks import DEFAULT_TASK
-from asterism.tasks.tiny.prepare import prepare
+from asterism.tasks.prepare_program import load_program
+from asterism.tasks.tiny.prepare import TinyDemo
 
 ROOT = Path(__file__).parents[4]
 STEPS, LEARNING_RATE = 80, 4e-3
 SETTINGS = (
-    *("tiny.num_train_questions=8", "tiny.num_test_questions=8", "tiny.num_sft_dialogues=200"),
+    "prepare.parameters={num_train_questions = 8, num_test_questions = 8, num_sft_dialogues = 200}",
     *("dialogue.prompt_tokens=64", "dialogue.response_tokens=2000", "sandbox.backend=process"),
     *("sandbox.time_limit_s=600", "sampling.temperature=0.0", "rl.steps=0", "engine.page_tokens=16"),
 )
@@ -72,14 +72,15 @@ def make_trained_run(folder: RunFolder, dialogues: Sequence[Sequence[dict[str, A
     folder.path.mkdir(parents=True)
     write_resolved(run, folder.config)
     write_task_descriptions(folder, descriptions)
-    prepare(run, folder)
+    demo = load_program(run)
+    assert isinstance(demo, TinyDemo)
+    demo.prepare(run, folder)
     (folder.checkpoints / "init").rename(folder.get_checkpoint_path(0))
     rows = folder.data / "sft.jsonl"
     rows.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in dialogues))
     write_manifest(folder.data, list_files(folder.data))
     tokenizer = load_tokenizer(folder.data / "tokenizer")
-    assert run.tiny is not None
-    config = build_tiny_config(run.tiny, tokenizer.vocab_size)
+    config = demo.build_model_config(tokenizer.vocab_size)
     model = CausalLM(config)
     initialize_weights(model, 0)
     learn(

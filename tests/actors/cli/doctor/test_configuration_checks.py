@@ -187,10 +187,13 @@ class TestExternalServers:
         assert detail.startswith(f"sglang.external_urls[1] = {other}: the server refused /server")
 
     def test_a_model_that_the_run_creates_later_is_compatible(self, tmp_path: Path) -> None:
-        tiny = ("tiny.num_layers=2", f"runs_folder={tmp_path}", "engine.kv_tokens=8192")
+        tiny = (f"runs_folder={tmp_path}", "engine.kv_tokens=8192", 'dialogue.tools=["jupyter_code"]')
+        tiny += ("prepare.import=asterism.tasks.tiny.prepare:TinyDemo",)
         with answering(make_info()) as url:
             findings = found(*SERVED, *tiny, attach(url))
-            assert statuses(findings) == dict.fromkeys((*INPUTS[:3], "plan", "sglang.external_urls[0]"), "ok")
+            assert statuses(findings) == dict.fromkeys(
+                (*INPUTS[:3], "plan", "prepare.import", "sglang.external_urls[0]"), "ok"
+            )
             made = tmp_path / "a" / "checkpoints" / "init"
             made.mkdir(parents=True)
             (made / "config.json").write_text(json.dumps(small_config().to_hf()))
