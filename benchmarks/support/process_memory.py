@@ -1,26 +1,20 @@
 """Memory of processes, from /proc. A process that exits during the measurement counts as zero."""
 
 import contextlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
+
+from asterism.sandbox.inside.server.process_tree import ProcessTree
 
 
 def list_descendants(ancestors: Iterable[int]) -> list[int]:
     """Return the ancestors and all their descendants."""
-    found: list[int] = []
-    new = list(ancestors)
-    while new:
-        found += new
-        new = [child for pid in new for child in _list_children(pid)]
-    return found
-
-
-def _list_children(pid: int) -> list[int]:
-    text = ""
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            text += (task / "children").read_text()
-    return [int(child) for child in text.split()]
+    proc_fd = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return ProcessTree(proc_fd).list_with_descendants(ancestors)
+    finally:
+        os.close(proc_fd)
 
 
 def read_private_mib(pids: Iterable[int]) -> float:
