@@ -14,7 +14,7 @@ from asterism.analysis.roc_refilter import (
     read_judged_groups,
     rebuild_training_rows,
 )
-from asterism.bus.messages import GroupJudged, RunFinished, TrajectoryFinished
+from asterism.bus.messages import GroupJudged, TrajectoryFinished
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_with_overrides, write_resolved
 from asterism.configs.run_folder import RunFolder
@@ -23,7 +23,6 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.groups.selection import SelectionRules, select_rows
 from tests.policies.groups.finished import finished
 from tests.recorded import write_world_logs
-from tests.simulation.clock import run_virtually
 from tests.simulation.test_faults import live, world_of
 from tests.simulation.world import World
 
@@ -128,8 +127,7 @@ def test_every_step_keeps_the_batch_that_the_learner_received(seed: int, tmp_pat
 def test_the_treatment_of_long_responses_is_reproduced(keys: dict[str, object], tmp_path: Path) -> None:
     plain = world_of(0).run
     run = replace(plain, rl=replace(plain.rl, **keys))
-    world = World(run, 1, failure_rate=0.0)
-    assert run_virtually(world.simulate()) == RunFinished(run.rl.steps)
+    world = World(run, 1, failure_rate=0.0).play()
     folder = write_world_logs(world, tmp_path)
     steps = dict(read_judged_groups(run, folder))
     for batch in world.batches:

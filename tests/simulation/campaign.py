@@ -5,25 +5,23 @@ from typing import get_args
 
 from msgspec.structs import replace
 
-from asterism.bus.messages import RunFinished
 from asterism.configs.schema.algorithm import EvaluationConfig, RlConfig, RocConfig
-from asterism.configs.schema.dialogue import DialogueConfig
-from asterism.configs.schema.machines import ArbiterConfig, BusConfig, EngineConfig, SandboxConfig
+from asterism.configs.schema.machines import ArbiterConfig, BusConfig
 from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.schema_tree import replace_keys
 from asterism.configs.schema.sglang import SGLangConfig
 from asterism.policies.arbiter.arbiter import PolicyName
 from tests.engine.learner.learner_settings import make_learner
-from tests.simulation.clock import run_virtually
 from tests.simulation.invariants import check
+from tests.simulation.small_run import SMALL
 from tests.simulation.world import Faults, World
 
-RUN = RunConfig(
-    name="simulated",
-    dialogue=DialogueConfig(prompt_tokens=16, response_tokens=400, max_calls_per_turn=2),
-    engine=EngineConfig(kv_tokens=1024, num_engines=2),
-    sandbox=SandboxConfig(executors=2),
-    rl=RlConfig(steps=2, prompts=2, rollouts=2, max_refill_groups=1),
-    roc=RocConfig(enabled=False),
+RUN = replace_keys(
+    SMALL,
+    {
+        **{"dialogue.max_calls_per_turn": 2, "engine.kv_tokens": 1024, "sandbox.executors": 2, "roc.enabled": False},
+        "rl": RlConfig(steps=2, prompts=2, rollouts=2, max_refill_groups=1),
+    },
 )
 RL = (
     RUN.rl,
@@ -78,6 +76,5 @@ def world_of(seed: int) -> World:
 
 def play(world: World) -> World:
     """Run the world to its end and check all invariants."""
-    assert run_virtually(world.simulate()) == RunFinished(world.run.rl.steps)
-    check(world)
+    check(world.play())
     return world

@@ -166,8 +166,7 @@ def test_the_plan_names_two_keys_if_one_does_not_suffice() -> None:
     plan = build_plan(
         make_inputs("8B", KEEPS_ALL, "stage=12k", "sglang.colocate=false", file="rstar2_14b_8gpu", machines=machines)
     )
-    assert [len(change.changes) for change in plan.changes if change.resource == "GPU memory"] != []
-    assert all(len(change.changes) == 2 for change in plan.changes if change.resource == "GPU memory")
+    assert {len(change.changes) for change in plan.changes if change.resource == "GPU memory"} == {2}
 
 
 def test_the_plan_proposes_another_machine_if_no_key_removes_the_shortfall() -> None:
@@ -189,10 +188,9 @@ def test_unknown_machines_are_not_compared() -> None:
 def test_the_kv_cache_has_two_values_per_layer_and_head_for_each_token() -> None:
     inputs = make_inputs("1.7B", file="qwen3_1.7b_1gpu", machines=make_machines("h100", gpus=1))
     assert compute_cached_token_bytes(inputs) == 2 * 28 * 8 * 128 * 2
-    gpu = plan_gpu(inputs)
-    assert gpu is not None
-    assert get_bytes(gpu)["KV cache"] == 65_536 * 114_688
-    assert get_bytes(gpu)["engine weights"] == 2 * (1_720_574_976 + 151_936 * 2048)  # has a tied embedding twice
+    gpu = get_bytes(plan_gpu(inputs))
+    assert gpu["KV cache"] == 65_536 * 114_688
+    assert gpu["engine weights"] == 2 * (1_720_574_976 + 151_936 * 2048)  # has a tied embedding twice
 
 
 @pytest.mark.parametrize(
@@ -206,15 +204,12 @@ def test_the_kv_cache_has_two_values_per_layer_and_head_for_each_token() -> None
     ],
 )
 def test_an_embedded_engine_has_buffers_for_sampling_and_attention(override: str, expected: int) -> None:
-    gpu = plan_gpu(make_inputs("1.7B", override, file="qwen3_1.7b_1gpu", machines=make_machines("h100", gpus=1)))
-    assert gpu is not None
-    assert get_bytes(gpu)["engine buffers"] == expected
+    inputs = make_inputs("1.7B", override, file="qwen3_1.7b_1gpu", machines=make_machines("h100", gpus=1))
+    assert get_bytes(plan_gpu(inputs))["engine buffers"] == expected
 
 
 def test_servers_have_no_buffers_of_their_own() -> None:
-    gpu = plan_gpu(make_inputs("4B"))
-    assert gpu is not None
-    assert "engine buffers" not in get_bytes(gpu)
+    assert "engine buffers" not in get_bytes(plan_gpu(make_inputs("4B")))
 
 
 def test_tensor_parallel_gpus_divide_the_cache_into_at_most_as_many_parts_as_heads() -> None:
