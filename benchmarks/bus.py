@@ -31,7 +31,7 @@ from asterism.configs.schema.machines import BusConfig as BusConfig
 from benchmarks.support.benchmark_main import Flag, Options, benchmark_main
 from benchmarks.support.echo_peer import MEASURER, MESSAGE, PEER, format_peer_name, plain_endpoint
 from benchmarks.support.log_speed import measure_log_events_per_s, measure_story_ms
-from benchmarks.support.process_memory import read_resident_mib
+from benchmarks.support.process_usage import read_resident_mib
 
 PEER_PROCESSES = 2  # processes that hold the peers
 ROUNDS = 5

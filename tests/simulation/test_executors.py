@@ -59,7 +59,7 @@ def test_no_call_is_answered_twice_and_late_answers_are_accepted(seed: int) -> N
     assert not any(decision.is_refused for decision in world.logs[ROLLOUT].decisions.values())
     num_taken = 0
     for events in launches(world, ROLLOUT):  # more than one if all trajectories of an evaluation fail
-        rollout, taken = replay_answers(world, events)
+        rollout, taken, _ = replay_answers(world, events)
         assert set(taken.values()) <= {1}
         num_taken += len(taken)
     assert num_taken > 0
@@ -68,11 +68,14 @@ def test_no_call_is_answered_twice_and_late_answers_are_accepted(seed: int) -> N
     assert all(load.open_calls == 0 for load in rollout.placement.loads.values())
 
 
-def replay_answers(world: World, events: Sequence[Event]) -> tuple[Rollout, Counter[tuple[int, int]]]:
-    """Return the state after a launch, and the number of answers to each call. Late answers must have no effect."""
+def replay_answers(world: World, events: Sequence[Event]) -> tuple[Rollout, Counter[tuple[int, int]], int]:
+    """Return the state after a launch, the number of answers to each call, and the number of late answers.
+
+    Late answers must have no effect.
+    """
     rollout = world.deciders()[ROLLOUT][ROLLOUT]
     assert isinstance(rollout, Rollout)
-    taken: Counter[tuple[int, int]] = Counter()
+    taken, late = Counter[tuple[int, int]](), 0
     for event in events:
         message = decode(event.frame).message
         before = dict(rollout.trajectories)
@@ -83,9 +86,10 @@ def replay_answers(world: World, events: Sequence[Event]) -> tuple[Rollout, Coun
         if asked is None or asked.executor != message.executor:
             assert not effects
             assert rollout.trajectories == before
+            late += not isinstance(message, msg.CallFailed)
         elif isinstance(message, msg.CodeFinished | msg.AnswerGraded):
             taken[message.trajectory_id, getattr(message, "call", -1)] += 1
-    return rollout, taken
+    return rollout, taken, late
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -105,17 +109,7 @@ def test_the_seeds_cover_the_tested_faults() -> None:
     assert sum(each.sent for each in rescheduled) > 10
     assert sum(each.lost for each in rescheduled) > 3
     assert any(each.waiting for each in rescheduled)
-    late = 0
-    for world in worlds:
-        rollout = world.deciders()[ROLLOUT][ROLLOUT]
-        assert isinstance(rollout, Rollout)
-        for event in world.logs[ROLLOUT].events:
-            message = decode(event.frame).message
-            if isinstance(message, msg.CodeFinished | msg.AnswerGraded):
-                asked = rollout.trajectories.get(message.trajectory_id)
-                late += asked is None or asked.executor != message.executor
-            rollout.decide(event.time, message)
-    assert late > 0
+    assert sum(replay_answers(world, events)[2] for world in worlds for events in launches(world, ROLLOUT)) > 0
 
 
 @pytest.mark.slow

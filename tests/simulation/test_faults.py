@@ -10,13 +10,7 @@ from msgspec.structs import replace
 from asterism.configs.schema.machines import ArbiterConfig as ArbiterSection
 from asterism.configs.schema.schema_tree import replace_keys
 from asterism.policies.arbiter.arbiter import PolicyName
-from tests.simulation.invariants import (
-    check_each_trajectory_ends_once,
-    check_the_counts,
-    check_the_engines,
-    check_the_replay,
-    check_the_steps,
-)
+from tests.simulation.invariants import check, check_the_counts
 from tests.simulation.seeds import select_seeds
 from tests.simulation.small_run import SMALL
 from tests.simulation.world import Faults, World
@@ -54,22 +48,10 @@ def live(seed: int) -> World:
     return world_of(seed).play()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_trajectory_ends_once_under_engine_faults_and_duplicates(seed: int) -> None:
-    check_each_trajectory_ends_once(live(seed))
-    check_the_steps(live(seed))
+def test_engine_faults_late_answers_and_duplicates_break_no_invariant(seed: int) -> None:
+    check(live(seed))
     check_the_counts(live(seed))
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_no_engine_is_left_with_a_turn_or_a_cache(seed: int) -> None:
-    check_the_engines(live(seed))
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_replay_with_lost_engines_and_refused_events_is_identical_and_nothing_is_left_over(seed: int) -> None:
-    check_the_replay(live(seed))
 
 
 @pytest.mark.slow
