@@ -29,29 +29,18 @@ RL = (
     replace(RUN.rl, max_staleness=1, group_oversampling=1.5, surplus_groups="carry"),
     replace(RUN.rl, max_staleness=2),
 )
+RATES = {
+    **{"lags": 0.01, "breaks": 0.01, "repeats": 0.02, "engine_deaths": 0.03, "executor_deaths": 0.03},
+    **{"learner_deaths": 0.05, "decider_deaths": 0.004, "false_starts": 0.05, "disasters": 0.02},
+    **{"partitions": 0.1, "evictions": 0.03},
+}
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 
 def plan(seed: int) -> tuple[RunConfig, Faults]:
     """Choose policy and step kind by seed, and draw a rate for each fault."""
     draw = random.Random(seed)
-
-    def often(rate: float) -> float:
-        return rate * draw.choice([0.0, 1.0, 2.0])
-
-    faults = Faults(
-        lags=often(0.01),
-        breaks=often(0.01),
-        repeats=often(0.02),
-        engine_deaths=often(0.03),
-        executor_deaths=often(0.03),
-        learner_deaths=often(0.05),
-        decider_deaths=often(0.004),
-        false_starts=often(0.05),
-        disasters=often(0.02),
-        partitions=often(0.1),
-        evictions=often(0.03),
-    )
+    faults = Faults(**{name: rate * draw.choice([0.0, 1.0, 2.0]) for name, rate in RATES.items()})
     policy, rl = POLICIES[seed % len(POLICIES)], RL[seed % len(RL)]
     window = draw.choice([65_536, 4 * rl.max_groups_in_flight * rl.rollouts])  # large or minimal
     run = replace(
