@@ -28,10 +28,10 @@ from asterism.bus.bus import Bus
 from asterism.bus.codec import decode
 from asterism.bus.transport.zeromq import open_zmq_bus
 from asterism.configs.schema.machines import BusConfig as BusConfig
-from benchmarks.event_log import measure_log_events_per_s, measure_story_ms
 from benchmarks.support.benchmark_main import Flag, Options, benchmark_main
 from benchmarks.support.echo_peer import MEASURER, MESSAGE, PEER, format_peer_name, plain_endpoint
-from benchmarks.support.process_memory import read_resident_mib
+from benchmarks.support.log_speed import measure_log_events_per_s, measure_story_ms
+from benchmarks.support.process_usage import read_resident_mib
 
 PEER_PROCESSES = 2  # processes that hold the peers
 ROUNDS = 5

@@ -24,7 +24,6 @@ analysis/simulation/cluster_model.py), and a turn has eight times as many steps.
 """
 
 import asyncio
-import json
 import logging
 import time
 from pathlib import Path
@@ -35,7 +34,6 @@ import structlog
 import torch
 from msgspec.structs import replace
 from numpy.typing import NDArray
-from safetensors.torch import save_file
 
 from asterism.engine.contract import Capacity
 from asterism.engine.inference.embedded import EmbeddedEngine
@@ -43,7 +41,7 @@ from asterism.engine.model.causal_lm import CausalLM, initialize_weights
 from asterism.policies.arbiter.arbiter import PolicyName
 from asterism.tasks.tiny.prepare import TinyDemo
 from benchmarks.support.benchmark_main import SEED, Flag, Options, benchmark_main, make_policies_flag
-from benchmarks.support.engine_rate import measure_engine_rate
+from benchmarks.support.engine_rate import measure_engine_rate, write_model
 from benchmarks.support.planned_lengths import AGENT, SHAPES, VOCABULARY
 from benchmarks.support.two_engines import compare
 
@@ -54,11 +52,9 @@ POLICIES: tuple[PolicyName, ...] = ("least_requests", "kv_lookahead")
 
 def write_checkpoint(folder: Path, seed: int) -> None:
     """Write a checkpoint of the tiny model with random weights, without a tokenizer."""
-    config = TinyDemo().build_model_config(VOCABULARY)
-    model = CausalLM(config)
+    model = CausalLM(TinyDemo().build_model_config(VOCABULARY))
     initialize_weights(model, seed)
-    save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config.to_hf()))
+    write_model(folder, model)
 
 
 def load_transformers(folder: Path) -> Any:

@@ -60,11 +60,11 @@ from asterism.engine.sglang.server.external_server import ExternalServer
 from asterism.engine.sglang.server.managed_server import SGLangServer
 from asterism.engine.sglang.sglang_engine import LONG_STREAM_INTERVAL, SGLangEngine
 from benchmarks.support.benchmark_main import SEED, Flag, Options, benchmark_main
+from benchmarks.support.process_usage import read_process_cpu_s
 from benchmarks.support.sglang.bare_client import BareClient
 from benchmarks.support.sglang.concurrent_requests import measure_crowd
 from benchmarks.support.sglang.overheads import WAYS, RoundCost, compute_overheads
 from benchmarks.support.sglang.tiny_server import SERVER_FLAGS, configure_tiny_server
-from benchmarks.weights import read_process_cpu_s
 
 IN_FLIGHT = 64
 CROWD = 1000

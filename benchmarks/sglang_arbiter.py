@@ -34,11 +34,11 @@ from asterism.engine.sglang.server.compatibility import ServerRequirements
 from asterism.engine.sglang.server.managed_server import SGLangServer
 from asterism.policies.arbiter.arbiter import PolicyName
 from benchmarks.support.benchmark_main import SEED, Flag, Options, benchmark_main, make_policies_flag
+from benchmarks.support.process_usage import read_process_cpu_s
 from benchmarks.support.sglang.small_cache_server import LONG, ScarceServerOutcome, find_longest
 from benchmarks.support.sglang.small_cache_server import measure as measure_policy
 from benchmarks.support.sglang.tiny_server import SERVER_FLAGS, configure_tiny_server
 from benchmarks.support.two_engines import compute_differing_share
-from benchmarks.weights import read_process_cpu_s
 
 POLICIES: tuple[PolicyName, ...] = ("least_requests", "kv_lookahead")
 MAX_RUNNING = 96

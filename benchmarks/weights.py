@@ -13,7 +13,6 @@ the nodes of a cluster; the CPU seconds per GB do not depend on other load.
 
 import asyncio
 import json
-import os
 import shutil
 import sys
 import time
@@ -34,10 +33,23 @@ from asterism.engine.learner.weight_publisher import WeightPublisher
 from asterism.engine.weight_transfer.weight_client import WeightsFetcher
 from benchmarks.support.benchmark_main import Flag, Options, benchmark_main
 from benchmarks.support.local_transfer import measure_local_transfer
-from benchmarks.support.loop_lag import measuring_lag
-from benchmarks.support.process_memory import read_peak_resident_mib
+from benchmarks.support.process_usage import read_peak_resident_mib, read_process_cpu_s
 
 LOOPBACK = "127.0.0.1"
+_LAG_INTERVAL_S = 0.005
+
+
+class LoopLag:
+    """The longest delay of a timer of the event loop so far."""
+
+    longest_s = 0.0
+
+    async def measure(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            due = time.monotonic() + _LAG_INTERVAL_S
+            await asyncio.sleep(_LAG_INTERVAL_S)
+            self.longest_s = max(self.longest_s, time.monotonic() - due)
 
 
 class FetchingNodes:
@@ -83,19 +95,13 @@ async def running_server(folder: RunFolder, key: Path) -> AsyncGenerator[tuple[i
         await process.wait()
 
 
-def read_process_cpu_s(pid: int) -> float:
-    """Return the CPU seconds of the process's threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 async def run_rounds(options: Options, folder: RunFolder, key: Path) -> dict[str, float]:
     num_bytes = options.mib * 2**20
     weights = {"a": torch.rand(num_bytes // 4)}
     publisher = WeightPublisher(folder.shared_memory, weights, torch.float32)
     taken: list[tuple[float, float, float]] = []
     server_cpu_s = node_cpu_s = 0.0
-    worst_lag_s = 0.0
+    lag = LoopLag()
     async with running_server(folder, key) as (pid, port):
         nodes = FetchingNodes(folder.shared_memory, port, key)
         for version in range(options.rounds):
@@ -103,9 +109,9 @@ async def run_rounds(options: Options, folder: RunFolder, key: Path) -> dict[str
             assert published is not None
             copy_s = nodes.copy(published)
             before = read_process_cpu_s(pid), time.process_time()
-            with measuring_lag() as lag:
-                one_s = await nodes.fetch(published, 1)
-            worst_lag_s = max(worst_lag_s, lag.longest_s)
+            measuring = asyncio.create_task(lag.measure())
+            one_s = await nodes.fetch(published, 1)
+            measuring.cancel()
             server_cpu_s += read_process_cpu_s(pid) - before[0]
             node_cpu_s += time.process_time() - before[1]
             taken.append((copy_s, one_s, await nodes.fetch(published, options.nodes)))
@@ -121,7 +127,7 @@ async def run_rounds(options: Options, folder: RunFolder, key: Path) -> dict[str
         "nodes_ratio_to_one": median(options.nodes * one_s / several_s for _, one_s, several_s in taken),
         "server_cpu_s_per_gb": server_cpu_s / fetched_gb,
         "node_cpu_s_per_gb": node_cpu_s / fetched_gb,
-        "worst_lag_ms": 1000 * worst_lag_s,
+        "worst_lag_ms": 1000 * lag.longest_s,
         "server_peak_mib": server_mib,
     }
 

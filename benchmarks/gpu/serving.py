@@ -31,7 +31,7 @@ from benchmarks.gpu.weight_engine import (
     running_engine,
     sum_bits,
 )
-from benchmarks.support.engine_rate import PROMPT_TOKENS, fill_randomly, measure_decode_rate, write_checkpoint
+from benchmarks.support.engine_rate import PROMPT_TOKENS, fill_randomly, measure_decode_rate, write_random_model
 
 _MEMORY = Path(os.environ.get(MEMORY_VARIABLE, "/dev/shm"))
 _ROUNDS = 3  # rounds of each path; the first one allocates the slot, and does not count
@@ -127,7 +127,7 @@ def _measure_rate(config: DecoderConfig, device: torch.device, batch: int, new_t
     parent = choose_folder(_VALUE_BYTES * measure_model(config).total)
     with tempfile.TemporaryDirectory(dir=parent) as name:
         folder = Path(name)
-        write_checkpoint(folder, config, device)
+        write_random_model(folder, config, device)
         return {"decoded_tokens_per_s": asyncio.run(measure_decode_rate(folder, config, device, batch, new_tokens))}
 
 

@@ -89,15 +89,18 @@ def draw_lengths(tokens: int, micro_batches: int) -> list[int]:
     return lengths
 
 
-def make_sequences(lengths: Sequence[int], vocabulary: int) -> list[TrainingSequence]:
-    """Make sequences of these lengths in tokens besides the first token; all of these tokens are in the loss."""
+def make_sequences(lengths: Sequence[int], vocabulary: int, groups: int | None = None) -> list[TrainingSequence]:
+    """Make sequences of these lengths in tokens besides the first token; all of these tokens are in the loss.
+
+    They are dealt to the groups. None: each sequence has its own group.
+    """
     draws = np.random.default_rng(0)
     sequences: list[TrainingSequence] = []
     for number, length in enumerate(lengths):
         ids = draws.integers(0, vocabulary, length + 1, dtype=np.int32)
         logprobs = np.full(length + 1, -np.log(vocabulary), np.float32)
-        advantage = float(draws.normal())
-        sequences.append(build_training_sequence(ids, np.arange(length + 1) > 0, logprobs, advantage, number, number))
+        mask, group = np.arange(length + 1) > 0, number % (groups or len(lengths))
+        sequences.append(build_training_sequence(ids, mask, logprobs, float(draws.normal()), group, number))
     return sequences
 
 

@@ -21,7 +21,7 @@ from asterism.bus.messages import Envelope, StartGroup
 from asterism.bus.transport.zeromq import open_zmq_bus
 from asterism.configs.schema.algorithm import Sampling
 from asterism.configs.schema.machines import BusConfig as BusConfig
-from benchmarks.support.process_memory import read_resident_mib
+from benchmarks.support.process_usage import read_resident_mib
 
 PEER, MEASURER = "peer", "measurer"
 QUEUE_MESSAGES = 1000  # queue length of each peer

@@ -39,14 +39,19 @@ def fill_randomly(model: nn.Module) -> None:
         local.normal_(0.0, 0.02) if local.dim() > 1 else local.fill_(1.0)
 
 
-def write_checkpoint(folder: Path, config: DecoderConfig, device: torch.device) -> None:
-    """Write random weights and the configuration, without a tokenizer."""
+def write_random_model(folder: Path, config: DecoderConfig, device: torch.device) -> None:
+    """Write random weights in bfloat16 that are drawn on the device."""
     with device:
         model = CausalLM(config).to(torch.bfloat16)
     fill_randomly(model)
+    write_model(folder, model)
+
+
+def write_model(folder: Path, model: CausalLM) -> None:
+    """Write a checkpoint without a tokenizer."""
     weights = {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config.to_hf()))
+    (folder / "config.json").write_text(json.dumps(model.config.to_hf()))
 
 
 async def measure_decode_rate(

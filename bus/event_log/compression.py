@@ -2,7 +2,7 @@
 
 Elements of token arrays have four bytes, and their bytes at equal places are similar: high bytes of ids,
 exponents of logprobs, all bytes of versions. A byte shuffle therefore groups every fourth byte
-before DEFLATE. On the long frames of a simulated step (benchmarks/event_log.py), level 1 reduces the bytes to
+before DEFLATE. On the long frames of a simulated step (docs/replay.md), level 1 reduces the bytes to
 0.35, or to 0.39 without the shuffle. Level 6 reaches 0.33 and takes a third more time; higher levels
 cost more than they save.
 """

@@ -1,13 +1,11 @@
 """Metrics, curves, comparisons and the summary table of a run."""
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import matplotlib.image
 import pytest
-from rich.console import Console
 
 from asterism.analysis.cold_start_curves import draw_cold_start, list_file_losses
 from asterism.analysis.compare import compare_runs, main
@@ -15,6 +13,7 @@ from asterism.analysis.curves import draw_curves, has_binary_reward
 from asterism.analysis.metric_lines import AnalysisError
 from asterism.analysis.metrics import get_column, read_metrics
 from asterism.analysis.summary_table import build_summary_table, list_health_lines, read_summary
+from tests.consoles import capture
 
 SUMMARY: dict[str, Any] = {
     **{"seed": 3, "params": 452_096, "sft_s": 81.2, "rl_s": 75.0, "steps": 60, "pass1_start": 0.381},
@@ -166,10 +165,8 @@ class TestComparison:
 
 def shown(summary: dict[str, Any]) -> dict[str, list[str]]:
     """Return the non-empty cells of each row, by label."""
-    console = Console(file=io.StringIO(), width=100, color_system=None)
-    with console.capture() as capture:
-        console.print(build_summary_table(summary))
-    rows = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in capture.get().splitlines()]
+    text = capture(lambda console: console.print(build_summary_table(summary)), 100)
+    rows = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in text.splitlines()]
     return {row[0]: row[1:] for row in rows if row}
 
 

@@ -1,12 +1,10 @@
 """Reports and simulations of real runs: with small caches, aborted groups and a kill."""
 
 import json
-from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
-from rich.console import Console
 
 from asterism.actors.cli.report_command import report_run
 from asterism.actors.cli.simulate_command import SimulateOptions, simulate_workload
@@ -20,13 +18,15 @@ from asterism.analysis.summary_table import read_summary
 from asterism.analysis.utilization import utilization_figure
 from asterism.analysis.utilization.log_schema import read_log_tables
 from asterism.analysis.utilization.report import Utilization, compute_utilization
-from asterism.bus.codec import decode
 from asterism.bus.event_log.reader import read_events
-from asterism.bus.messages import AnyMessage, CodeFinished, TrajectoryAborted, TrajectoryFinished, WeightsLoaded
+from asterism.bus.messages import CodeFinished, TrajectoryAborted, TrajectoryFinished, WeightsLoaded
 from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import Start, from_cold_start_of, read_log_entries, succeed, wait_until, whole_run
+from tests.consoles import capture
+from tests.simulation.invariants import select
 
 pytestmark = pytest.mark.slow
+T = TypeVar("T")
 
 SETTINGS = (
     *("rl.steps=2", "rl.prompts=8", "rl.rollouts=16", "evaluation.questions=0", "engine.num_engines=2"),
@@ -45,28 +45,26 @@ def trained(tmp_path_factory: pytest.TempPathFactory, settings: tuple[str, ...])
     return whole_run(tmp_path_factory.mktemp("runs"), *settings)[0]
 
 
-def messages(folder: RunFolder, log: str, *kinds: str) -> list[AnyMessage]:
-    return [decode(event.frame).message for event, _ in read_events(folder.events / f"{log}.sqlite", kinds=kinds)]
+def messages(folder: RunFolder, log: str, kind: type[T]) -> list[T]:
+    logged = read_events(folder.events / f"{log}.sqlite", kinds=(kind.__name__,))
+    return select([event for event, _ in logged], kind)
 
 
 def count_probed_tokens(folder: RunFolder) -> int:
     """Count the tokens that engines generate after each load of weights: one for each prompt of a probe."""
-    loads = [each for each in messages(folder, "head", "WeightsLoaded") if isinstance(each, WeightsLoaded)]
-    return sum(len(each.probe_logprobs) for each in loads)
+    return sum(len(each.probe_logprobs) for each in messages(folder, "head", WeightsLoaded))
 
 
 def reported(folder: RunFolder) -> tuple[Utilization, str]:
     """Return the report's data and its output."""
-    console = Console(width=100, file=StringIO())
-    report_run(folder.path, json=False, console=console)
+    shown = capture(lambda console: report_run(folder.path, json=False, console=console), 100)
     assert folder.utilization_plot.read_bytes().startswith(b"\x89PNG")
-    return compute_utilization(folder.logs), console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    return compute_utilization(folder.logs), shown
 
 
 def simulated(folder: RunFolder, **changes: Any) -> str:
-    console = Console(width=140, file=StringIO())
-    simulate_workload(SimulateOptions(str(folder.path), "static,kv_lookahead", **changes), console)
-    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    options = SimulateOptions(str(folder.path), "static,kv_lookahead", **changes)
+    return capture(lambda console: simulate_workload(options, console))
 
 
 def test_totals_agree_in_report_summary_metrics_logs_and_pictures(
@@ -84,7 +82,7 @@ def test_totals_agree_in_report_summary_metrics_logs_and_pictures(
     use, shown = reported(folder)
     summary, metrics = read_summary(folder.path), read_metrics(folder.path)
     lines = decode_metric_lines(folder.metrics)
-    finished = [each for each in messages(folder, "head", "TrajectoryFinished") if isinstance(each, TrajectoryFinished)]
+    finished = messages(folder, "head", TrajectoryFinished)
     totals = use.trajectories
     assert totals.started == totals.ended == summary["trajectories_started"] == len(finished)
     questions = sum(line["questions"] for line in lines if line["kind"] == "evaluation")
@@ -93,11 +91,7 @@ def test_totals_agree_in_report_summary_metrics_logs_and_pictures(
     assert totals.generated_tokens + count_probed_tokens(folder) == sum(
         engine.generated_tokens for engine in use.engines
     )
-    executed = {
-        (each.trajectory_id, each.call)
-        for each in messages(folder, "rollout-0", "CodeFinished")
-        if isinstance(each, CodeFinished)
-    }
+    executed = {(each.trajectory_id, each.call) for each in messages(folder, "rollout-0", CodeFinished)}
     assert sum(executor.calls for executor in use.executors) == len(executed) <= totals.calls
     assert (f"({totals.calls - len(executed):,} not executed)" in shown) == (totals.calls > len(executed))
     for step, line in zip(
@@ -125,9 +119,7 @@ def test_a_simulated_recorded_step_has_the_same_trajectories(trained: RunFolder)
     for number in (1, 2):
         step = load_recorded_step(trained, number)
         outcome = simulate(step.workload, step.cluster, step.policy)
-        ended = [
-            each for each in messages(trained, "head", "TrajectoryFinished") if isinstance(each, TrajectoryFinished)
-        ]
+        ended = messages(trained, "head", TrajectoryFinished)
         assert step.left_out == 0
         assert outcome.generated_tokens == sum(plan.generated_tokens for plan in step.workload.plans)
         assert {plan.generated_tokens for plan in step.workload.plans} <= {sum(each.record.loss_mask) for each in ended}
@@ -154,8 +146,8 @@ def test_aborted_trajectories_are_reported(tmp_path: Path, settings: tuple[str, 
     more = ("rl.prompts=1", "rl.group_oversampling=12", "rl.surplus_groups=abort")
     folder, _ = whole_run(tmp_path, *settings, *more)
     use, shown = reported(folder)
-    finished = [each for each in messages(folder, "head", "TrajectoryFinished") if isinstance(each, TrajectoryFinished)]
-    aborted = [each for each in messages(folder, "head", "TrajectoryAborted") if isinstance(each, TrajectoryAborted)]
+    finished = messages(folder, "head", TrajectoryFinished)
+    aborted = messages(folder, "head", TrajectoryAborted)
     assert use.trajectories.aborted == len(aborted) > 0
     assert f"{len(aborted)} were aborted" in shown
     assert use.trajectories.started == use.trajectories.ended == len(finished) + len(aborted)

@@ -14,7 +14,7 @@ from asterism.analysis.roc_refilter import (
     read_judged_groups,
     rebuild_training_rows,
 )
-from asterism.bus.messages import GroupJudged, RunFinished, TrajectoryFinished
+from asterism.bus.messages import GroupJudged, TrajectoryFinished
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_with_overrides, write_resolved
 from asterism.configs.run_folder import RunFolder
@@ -23,7 +23,6 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.groups.selection import SelectionRules, select_rows
 from tests.policies.groups.finished import finished
 from tests.recorded import write_world_logs
-from tests.simulation.clock import run_virtually
 from tests.simulation.test_faults import live, world_of
 from tests.simulation.world import World
 
@@ -104,15 +103,19 @@ def test_without_kept_trajectories_there_are_no_shares() -> None:
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_every_step_keeps_the_batch_that_the_learner_received(seed: int, tmp_path: Path) -> None:
-    world = live(seed)
-    steps = dict(read_judged_groups(world.run, write_world_logs(world, tmp_path)))
+def check_batches(world: World, folder: RunFolder) -> None:
+    """Check that the judged groups in the log give the batches that the learner received."""
+    steps = dict(read_judged_groups(world.run, folder))
     assert list(steps) == [batch.step for batch in world.batches]
     assert sum(len(batch.samples) for batch in world.batches) > 0
     for batch in world.batches:
         rows = [row for group in steps[batch.step] for row in rebuild_training_rows(group, world.run)]
         assert tuple(sorted(rows, key=lambda row: row.trajectory_id)) == batch.samples
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_step_keeps_the_batch_that_the_learner_received(seed: int, tmp_path: Path) -> None:
+    check_batches(live(seed), write_world_logs(live(seed), tmp_path))
 
 
 @pytest.mark.slow
@@ -127,14 +130,9 @@ def test_every_step_keeps_the_batch_that_the_learner_received(seed: int, tmp_pat
 )
 def test_the_treatment_of_long_responses_is_reproduced(keys: dict[str, object], tmp_path: Path) -> None:
     plain = world_of(0).run
-    run = replace(plain, rl=replace(plain.rl, **keys))
-    world = World(run, 1, failure_rate=0.0)
-    assert run_virtually(world.simulate()) == RunFinished(run.rl.steps)
+    world = World(replace(plain, rl=replace(plain.rl, **keys)), 1, failure_rate=0.0).play()
     folder = write_world_logs(world, tmp_path)
-    steps = dict(read_judged_groups(run, folder))
-    for batch in world.batches:
-        rows = [row for group in steps[batch.step] for row in rebuild_training_rows(group, run)]
-        assert tuple(sorted(rows, key=lambda row: row.trajectory_id)) == batch.samples
+    check_batches(world, folder)
     with pytest.raises(UnusableInput, match="differs from the recomputed one"):
         list(read_judged_groups(plain, folder))
 

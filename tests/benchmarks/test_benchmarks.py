@@ -1,15 +1,11 @@
 """Each benchmark runs in its short form and prints its figures as one JSON line."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+
+from tests.benchmarks.programs import run_program
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).parents[2]
 WAYS = ("processes", "without_log", "in_process", "in_process_without_log", "single")
 BATCHES = (1, 16, 64, 256)
 CORRECTIONS = ("engine", "none", "tis", "icepop", "decoupled")
@@ -25,19 +21,13 @@ KEYS: dict[str, tuple[str, ...]] = {
         ),
         *("model_mb", "adapters_mb"),
     ),
-    "batches": ("rows", "gib", "longest_frame_mib", "head_lag_s", "learner_lag_s", "total_s", "read_s", "read_share"),
     "bus --peers 50 --events 10000": (
         *("ratio_to_pyzmq_asyncio", "messages_per_s", "round_trip_p50_us", "round_trip_p99_us", "peers"),
         *("log_events_per_s", "story_ms_1m_events", "streamed_messages", "sender_mib", "receiver_mib"),
     ),
-    "curation": ("rows", "seconds", "cpu_s", "rows_per_s", "peak_mib", "kept", "removed"),
-    "checkpoints": tuple(
-        f"{figure}_tiny" for figure in ("parameters", "step_s", "step_saving_s", "ratio", "save_cpu_s", "cpu_ratio")
-    ),
     "determinism": tuple(
         f"{kind}_over_fast_{batch}" for kind in ("strict", "tiles_64", "tiles_16", "tiles_4") for batch in BATCHES
     ),
-    "experiments.entropies": ("seeds", "trajectories", "before RL", "after RL"),
     "experiments.variants overlong": ("experiment", "seeds", "variants"),
     "gpu": (
         *(
@@ -61,7 +51,6 @@ KEYS: dict[str, tuple[str, ...]] = {
         *(f"logits_{kind}_{dtype}_8.0" for kind in ("error", "worst") for dtype in ("bfloat16", "float32")),
         "logits_cost_2048",
     ),
-    "event_log": ("log_events_per_s", "story_ms", "story_query_ms", "run_bytes", "step_bytes", "step_plain_bytes"),
     "generation": (
         *(f"{figure}_{batch}" for figure in ("tokens_per_s", "ratio") for batch in BATCHES),
         *("two_engines", "differing_trajectories_share", "kv_lookahead_over_least_requests"),
@@ -75,7 +64,6 @@ KEYS: dict[str, tuple[str, ...]] = {
         *(f"{part}_s_{way}" for part in ("step", "rollout", "train") for way in WAYS),
         *("ratio", "log_ratio", "log_ratio_in_process", "zeromq_ratio"),
     ),
-    "tasks": ("env_steps_per_s", "sync_env_steps_per_s", "instances", "mib_per_1000", "regrade_per_s"),
     "validation": ("share", "demand_tokens", "steps", "policies"),
 }
 
@@ -84,8 +72,5 @@ KEYS: dict[str, tuple[str, ...]] = {
     "program", [pytest.param(each, marks=() if each == "weights" else pytest.mark.nightly) for each in KEYS]
 )
 def test_a_benchmark_prints_its_figures_as_one_json_line(program: str) -> None:
-    command = [sys.executable, "-m", *f"benchmarks.{program} --quick".split()]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout.splitlines()[-1])
+    figures = run_program(f"{program} --quick")
     assert all(figures[key] is not None for key in KEYS[program])

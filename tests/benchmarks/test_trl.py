@@ -1,6 +1,5 @@
 """The comparison with TRL, without TRL: its figures, and the settings that both sides share."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +12,7 @@ from asterism.configs.schema.run_config import DataConfig, ModelConfig
 from asterism.policies.groups.selection import SelectionRules
 from benchmarks.trl.__main__ import EVERY_ROLLOUT, combine_figures, compute_figures, find_seconds_to_reward
 from benchmarks.trl.trl_run import TrlFailed, build_settings, run_trl
-
-ROOT = Path(__file__).parents[2]
-TRL_PYTHON = ROOT / ".venv-trl/bin/python"
+from tests.benchmarks.programs import ROOT, run_program
 
 
 def make_steps(*rewards: float) -> list[dict[str, float]]:
@@ -89,10 +86,7 @@ def test_a_failed_trl_is_reported_with_its_exit_code(tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_the_equal_run_and_trl_train_on_every_rollout_of_a_step() -> None:
-    command = [sys.executable, "-m", "benchmarks.trl", "--python", str(TRL_PYTHON), "--quick"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout.splitlines()[-1])
+    figures = run_program("trl --quick --python", str(ROOT / ".venv-trl/bin/python"))
     assert (figures["rollouts"], figures["rows"], figures["trl_rows"]) == (32, 32, 32)
     assert figures["roc_rows"] <= 16
     names = ("step_s", "tokens", "reward_s", "reward")

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import NamedTuple
 
 from asterism.bus.transport.curve_auth import generate_key
 from asterism.configs.run_folder import RunFolder
-from tests.actors.runs.running import command_line, from_cold_start_of
+from tests.actors.runs.running import ASTERISM, command_line, from_cold_start_of
 from tests.chaos.plans import HEARTBEAT_TIMEOUT_S, HOST, LAUNCHER, Fault
 from tests.chaos.play import EXIT_TIMEOUT_S, SETTINGS, signal_process
 from tests.cluster.hosts import Host, Hosts, Started
@@ -22,7 +21,7 @@ EXPECTED_EXIT_CODES = 0, 130  # exit codes of joined nodes: the run is over, or 
 NODE_EXIT_TIMEOUT_S = 2 * HEARTBEAT_TIMEOUT_S  # time from the end of the run until the node is terminated
 NODE_TERMINATE_TIMEOUT_S = 60.0
 _CACHE = "tmp/torchinductor_"  # torch's cache of the user
-_LEARNER, _WEIGHTS = "asterism.engine.learner", "asterism.engine.weight_transfer.weight_server"
+_PROGRAMS = {"learner": "asterism.engine.learner", "weights": "asterism.engine.weight_transfer.weight_server"}
 
 
 class PendingUndo(NamedTuple):
@@ -112,7 +111,7 @@ class OverHosts:
 
     def _join(self, place: int) -> None:
         at = f"tcp://{self._places[0].address}:{PORT}"
-        words = [sys.executable, "-m", "asterism.actors.cli.main", "join", at, "--key", str(self._key)]
+        words = [*ASTERISM, "join", at, "--key", str(self._key)]
         self._joined[place] = self._start_process(self._places[place], self._get_output_path(place), words)
 
     def _get_output_path(self, place: int) -> Path:
@@ -167,14 +166,9 @@ def _continue_process(process: Started) -> None:
 def _find_target(host: Host, target: str) -> int | None:
     for pid, line in host.list_processes().items():
         words = line.split()
-        match target:
-            case "learner":
-                is_it = _LEARNER in words
-            case "weights":
-                is_it = _WEIGHTS in words
-            case name:
-                is_it = "asterism.actors.process" in words and any(word.partition("@")[0] == name for word in words)
-        if is_it:
+        if target in _PROGRAMS and _PROGRAMS[target] in words:
+            return pid
+        if "asterism.actors.process" in words and any(word.partition("@")[0] == target for word in words):
             return pid
     return None
 

@@ -15,7 +15,7 @@ from asterism.bus.addresses import LEARNER
 from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import COLD_START, from_cold_start_of, launch, list_process_ids, whole_run
 from tests.chaos.plans import HEARTBEAT_TIMEOUT_S, LAUNCHER, NUM_ENGINES, NUM_EXECUTORS, RANK_TARGETS, Fault
-from tests.processes import family
+from tests.processes import family, processes_that_name
 
 STEPS, QUESTIONS = 4, 8
 SETTINGS = (
@@ -212,22 +212,10 @@ def _find_rank(folder: RunFolder, rank: int) -> int | None:
 def find_leftovers(folder: RunFolder) -> Iterator[str]:
     """Yield processes, sockets and shared memory that are left after EXIT_TIMEOUT_S."""
     deadline = time.monotonic() + EXIT_TIMEOUT_S
-    while (processes := list(_find_processes(folder))) and time.monotonic() < deadline:
+    while (processes := processes_that_name(str(folder.path))) and time.monotonic() < deadline:
         time.sleep(0.05)
     if processes:
         yield f"processes are left: {processes}"
     for path in (folder.sockets, folder.shared_memory):
         if path.exists():
             yield f"{path} is left"
-
-
-def _find_processes(folder: RunFolder) -> Iterator[str]:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if str(folder.path).encode() in words and state != "Z":
-                yield f"{entry.name}: {b' '.join(words).decode(errors='replace')[:200]}"

@@ -55,6 +55,15 @@ class Started(subprocess.Popen[str]):
                     return int(children[0])
         return 0
 
+    def send_line(self, text: str) -> None:
+        assert self.stdin is not None
+        self.stdin.write(text + "\n")
+        self.stdin.flush()
+
+    def read_line(self) -> str:
+        assert self.stdout is not None
+        return self.stdout.readline().rstrip("\n")
+
     def send_signal(self, sig: int) -> None:
         if inner := self.inner:
             with contextlib.suppress(ProcessLookupError):
@@ -160,6 +169,11 @@ class Host:
         namespace = str(Path(f"/proc/{self.first}/ns/pid").readlink())
         return {pid: line for pid, line in _list_running(namespace) if pid != self.first}
 
+    def list_connections(self) -> list[list[str]]:
+        """List the fields of the established connections in /proc/net/tcp."""
+        lines = map(str.split, self.run(["cat", "/proc/net/tcp"]).splitlines())
+        return [fields for fields in lines if fields[3] == "01"]
+
     def kill_all(self) -> None:
         """Kill all processes of the host together. The host stays, and its kernel closes their connections."""
         members: list[int] = []
@@ -246,8 +260,7 @@ class Hosts:
             text=True,
         )
         self._slow[host] = relay
-        assert relay.stdout is not None
-        assert relay.stdout.readline() == "ready\n"
+        assert relay.read_line() == "ready"
         self._switch.ip(
             f"link add {bridge} type bridge",
             f"link set {inner} master {bridge}",

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,12 +12,11 @@ from asterism.bus.codec import decode
 from asterism.bus.event_log.reader import read_events
 from asterism.bus.transport.curve_auth import generate_key
 from asterism.configs.run_folder import RunFolder
-from tests.actors.runs.running import SMALL, metrics
+from tests.actors.runs.running import ASTERISM, command_line, metrics, read_log_entries
 from tests.cluster.hosts import Host, Hosts, Started
 
 PORT = 29_700
 SETTINGS = (
-    *SMALL,
     *("rl.prompts=4", "rl.rollouts=8", "engine.num_engines=1", "sandbox.executors=1", "engine.threads=1"),
     *("supervision.heartbeat_s=0.5", "supervision.heartbeat_timeout_s=6"),
 )
@@ -33,20 +31,17 @@ class ClusterRun:
         self._key = generate_key(runs / "keys")
         self._joined: list[tuple[Host, Started]] = []
         self.folder = RunFolder(runs / "demo")
-        own = (f"cluster.key={self._key}", f"cluster.host={hosts[0].address}", f'runs_folder="{runs}"')
-        arguments = [word for setting in (*SETTINGS, *own, *settings) for word in ("--set", setting)]
-        self._run = self._start(hosts[0], runs / "run.txt", "run", "configs/tiny.toml", *arguments)
+        own = (f"cluster.key={self._key}", f"cluster.host={hosts[0].address}")
+        self._run = self._start(hosts[0], runs / "run.txt", command_line(runs, *SETTINGS, *own, *settings))
 
-    def _start(self, host: Host, output: Path, *words: str) -> Started:
+    def _start(self, host: Host, output: Path, words: Sequence[str]) -> Started:
         with output.open("w") as file:
-            return host.popen(
-                [sys.executable, "-m", "asterism.actors.cli.main", *words], stdout=file, stderr=subprocess.STDOUT
-            )
+            return host.popen(words, stdout=file, stderr=subprocess.STDOUT)
 
     def join(self, host: Host, *options: str) -> Started:
         output = self.folder.path.with_name(f"join{len(self._joined)}.txt")
         at = f"tcp://{self._hosts[0].address}:{PORT}"
-        process = self._start(host, output, "join", at, "--key", str(self._key), *options)
+        process = self._start(host, output, [*ASTERISM, "join", at, "--key", str(self._key), *options])
         self._joined.append((host, process))
         return process
 
@@ -73,10 +68,7 @@ class ClusterRun:
 
     def read_log_entries(self, event: str, process: str = "launcher") -> list[dict[str, Any]]:
         """Return the entries of one kind in a process's structured log."""
-        path = self.folder.logs / f"{process}.jsonl"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        entries = [json.loads(line) for line in lines if line.endswith("\n")]
-        return [entry for entry in entries if entry["event"] == event]
+        return read_log_entries(self.folder, event, process)
 
     def list_nodes(self, event: str) -> list[int]:
         """Return the numbers of the nodes in these log entries."""

@@ -44,16 +44,11 @@ class Peers:
             self._started[name] = host.popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def send_command(self, name: str, command: str) -> None:
-        pipe = self._started[name].stdin
-        assert pipe is not None
-        pipe.write(command + "\n")
-        pipe.flush()
+        self._started[name].send_line(command)
 
     def read_state(self, name: str) -> dict[str, Any]:
         self.send_command(name, "state")
-        pipe = self._started[name].stdout
-        assert pipe is not None
-        state = json.loads(pipe.readline())
+        state = json.loads(self._started[name].read_line())
         assert state["disorder"] == state["failed"] == [], name
         return state
 
@@ -74,8 +69,7 @@ def hosts() -> Iterator[Hosts]:
 def count_connections(host: Host, to: Host) -> int:
     """Count the established connections, according to the host."""
     address = "".join(f"{int(part):02X}" for part in reversed(to.address.split(".")))
-    lines = host.run(["cat", "/proc/net/tcp"]).splitlines()[1:]
-    return sum(line.split()[2].startswith(address) and line.split()[3] == "01" for line in lines)
+    return sum(fields[2].startswith(address) for fields in host.list_connections())
 
 
 @pytest.mark.parametrize("until_closed", [False, True], ids=["for a moment", "until connections are closed"])

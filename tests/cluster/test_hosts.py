@@ -43,21 +43,10 @@ def hosts() -> Iterator[Hosts]:
 
 def connect(asking: Host, asked: Host) -> tuple[Started, Started]:
     server = asked.popen([sys.executable, "-c", ECHO], stdout=subprocess.PIPE)
-    assert read_line(server) == "listening"
+    assert server.read_line() == "listening"
     client = asking.popen([sys.executable, "-c", ASK, asked.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert read_line(client) == "connected"
+    assert client.read_line() == "connected"
     return client, server
-
-
-def send_line(client: Started, word: str) -> None:
-    assert client.stdin is not None
-    client.stdin.write(f"{word}\n")
-    client.stdin.flush()
-
-
-def read_line(process: Started) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().rstrip("\n")
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -67,28 +56,27 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def count_retransmissions(host: Host) -> int:
     """Return the kernel's retransmissions on the one established connection."""
-    lines = host.run(["cat", "/proc/net/tcp"]).splitlines()[1:]
-    (connection,) = (fields for line in lines if (fields := line.split())[3] == "01")
+    (connection,) = host.list_connections()
     return int(connection[6], 16)
 
 
 def test_a_partition_keeps_connections_and_delivers_after_it_heals(hosts: Hosts) -> None:
     client, server = connect(hosts[0], hosts[1])
-    send_line(client, "before")
-    assert read_line(client) == "before"
+    client.send_line("before")
+    assert client.read_line() == "before"
     hosts.partition(hosts[1])
-    send_line(client, "meanwhile")
+    client.send_line("meanwhile")
     wait_until(lambda: count_retransmissions(hosts[0]) > 1)
     assert (client.poll(), server.poll()) == (None, None)
     hosts.heal(hosts[1])
-    assert read_line(client) == "meanwhile"
+    assert client.read_line() == "meanwhile"
 
 
 def test_a_slow_host_has_delay_in_both_directions_and_limited_bandwidth(hosts: Hosts) -> None:
     client, server = connect(hosts[0], hosts[1])
     hosts.slow(hosts[1], delay_ms=40, mbit_per_s=8)
-    send_line(client, "on the earlier connection")
-    assert read_line(client) == "on the earlier connection"
+    client.send_line("on the earlier connection")
+    assert client.read_line() == "on the earlier connection"
     timed = f"""
 import socket, time
 began = time.monotonic()
@@ -102,7 +90,7 @@ print(time.monotonic() - began)
     client.kill()
     server.wait()
     server = hosts[1].popen([sys.executable, "-c", ECHO], stdout=subprocess.PIPE)
-    assert read_line(server) == "listening"
+    assert server.read_line() == "listening"
     connect_s, total_s = map(float, hosts[0].run([sys.executable, "-c", timed]).split())
     assert connect_s >= 2 * 0.040
     assert total_s >= 1.0  # a million bytes at 8 Mbit/s
@@ -123,12 +111,12 @@ def test_killing_processes_closes_their_connections_and_powering_off_does_not(ho
     _, killed = connect(hosts[0], hosts[1])
     hosts[0].kill_all()
     assert hosts[0].list_processes() == {}
-    assert read_line(killed) == "ended"
+    assert killed.read_line() == "ended"
     _, deserted = connect(third, hosts[1])
     hosts.power_off(third)
     assert not third.is_on
     assert list(hosts[1].list_processes()) == [deserted.inner]
-    assert "01" in {line.split()[3] for line in hosts[1].run(["cat", "/proc/net/tcp"]).splitlines()}
+    assert hosts[1].list_connections() != []
 
 
 def test_killing_the_creator_removes_its_hosts() -> None:

@@ -66,7 +66,6 @@ REPLACED = {
     "asterism doctor [--config FILE]": "asterism doctor --config configs/tiny.toml",
     "asterism sandbox shell": "echo 'print(6 * 7)' | asterism sandbox shell",
     "asterism sandbox serve --at FOLDER": "timeout --preserve-status --signal INT 20 asterism sandbox serve --at served",
-    "python -m benchmarks.experiments.entropies": "python -m benchmarks.experiments.entropies --quick",
     "asterism report runs/NAME": "asterism report runs/demo",
     "asterism report runs/NAME --json": "asterism report runs/demo --json",
     "asterism doctor --config CONFIG --set KEY=VALUE": "asterism doctor --config configs/tiny.toml --set seed=1",

@@ -5,25 +5,23 @@ from typing import get_args
 
 from msgspec.structs import replace
 
-from asterism.bus.messages import RunFinished
 from asterism.configs.schema.algorithm import EvaluationConfig, RlConfig, RocConfig
-from asterism.configs.schema.dialogue import DialogueConfig
-from asterism.configs.schema.machines import ArbiterConfig, BusConfig, EngineConfig, SandboxConfig
+from asterism.configs.schema.machines import ArbiterConfig, BusConfig
 from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.schema_tree import replace_keys
 from asterism.configs.schema.sglang import SGLangConfig
 from asterism.policies.arbiter.arbiter import PolicyName
 from tests.engine.learner.learner_settings import make_learner
-from tests.simulation.clock import run_virtually
 from tests.simulation.invariants import check
+from tests.simulation.small_run import SMALL
 from tests.simulation.world import Faults, World
 
-RUN = RunConfig(
-    name="simulated",
-    dialogue=DialogueConfig(prompt_tokens=16, response_tokens=400, max_calls_per_turn=2),
-    engine=EngineConfig(kv_tokens=1024, num_engines=2),
-    sandbox=SandboxConfig(executors=2),
-    rl=RlConfig(steps=2, prompts=2, rollouts=2, max_refill_groups=1),
-    roc=RocConfig(enabled=False),
+RUN = replace_keys(
+    SMALL,
+    {
+        **{"dialogue.max_calls_per_turn": 2, "engine.kv_tokens": 1024, "sandbox.executors": 2, "roc.enabled": False},
+        "rl": RlConfig(steps=2, prompts=2, rollouts=2, max_refill_groups=1),
+    },
 )
 RL = (
     RUN.rl,
@@ -31,29 +29,18 @@ RL = (
     replace(RUN.rl, max_staleness=1, group_oversampling=1.5, surplus_groups="carry"),
     replace(RUN.rl, max_staleness=2),
 )
+RATES = {
+    **{"lags": 0.01, "breaks": 0.01, "repeats": 0.02, "engine_deaths": 0.03, "executor_deaths": 0.03},
+    **{"learner_deaths": 0.05, "decider_deaths": 0.004, "false_starts": 0.05, "disasters": 0.02},
+    **{"partitions": 0.1, "evictions": 0.03},
+}
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 
 def plan(seed: int) -> tuple[RunConfig, Faults]:
     """Choose policy and step kind by seed, and draw a rate for each fault."""
     draw = random.Random(seed)
-
-    def often(rate: float) -> float:
-        return rate * draw.choice([0.0, 1.0, 2.0])
-
-    faults = Faults(
-        lags=often(0.01),
-        breaks=often(0.01),
-        repeats=often(0.02),
-        engine_deaths=often(0.03),
-        executor_deaths=often(0.03),
-        learner_deaths=often(0.05),
-        decider_deaths=often(0.004),
-        false_starts=often(0.05),
-        disasters=often(0.02),
-        partitions=often(0.1),
-        evictions=often(0.03),
-    )
+    faults = Faults(**{name: rate * draw.choice([0.0, 1.0, 2.0]) for name, rate in RATES.items()})
     policy, rl = POLICIES[seed % len(POLICIES)], RL[seed % len(RL)]
     window = draw.choice([65_536, 4 * rl.max_groups_in_flight * rl.rollouts])  # large or minimal
     run = replace(
@@ -78,6 +65,5 @@ def world_of(seed: int) -> World:
 
 def play(world: World) -> World:
     """Run the world to its end and check all invariants."""
-    assert run_virtually(world.simulate()) == RunFinished(world.run.rl.steps)
-    check(world)
+    check(world.play())
     return world

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import isclose
+from typing import TypeVar
 
 from asterism.actors.runtime.decider_loop import decide_event
 from asterism.bus import messages as msg
@@ -17,7 +18,8 @@ from asterism.policies.groups.group_buffer import GroupBuffer
 from asterism.policies.rollout.rollout import Rollout
 from tests.simulation.world import World
 
-End = msg.TrajectoryFinished | msg.TrajectoryFailed | msg.TrajectoryAborted
+ENDS = (msg.TrajectoryFinished, msg.TrajectoryFailed, msg.TrajectoryAborted)
+T = TypeVar("T")
 CAUSES = {"engine left", "engine", "executor left", "sandbox", "grader", "environment", "reward"}
 
 
@@ -47,10 +49,18 @@ def messages(events: Sequence[Event]) -> Iterator[msg.AnyMessage]:
     return (decode(event.frame).message for event in events)
 
 
+def select(events: Sequence[Event], *kinds: type[T]) -> list[T]:
+    """Return the messages of these kinds."""
+    return [message for message in messages(events) if isinstance(message, kinds)]
+
+
 def check_each_trajectory_ends_once(world: World) -> None:
     """In the last launch, each started trajectory ends once; in earlier launches, at most once."""
-    started = [list(_started(events)) for events in launches(world, ROLLOUT)]
-    received = [[each for each in messages(events) if isinstance(each, End)] for events in launches(world, HEAD)]
+    started = [
+        [group.first_trajectory_id + place for group in select(events, msg.StartGroup) for place in range(group.size)]
+        for events in launches(world, ROLLOUT)
+    ]
+    received = [select(events, *ENDS) for events in launches(world, HEAD)]
     ended = [Counter(end.trajectory_id for end in ends) for ends in received]
     assert all(count == 1 for ends in ended for count in ends.values())
     assert Counter(started[-1]) == ended[-1]
@@ -67,10 +77,10 @@ def check_the_counts(world: World) -> None:
     """
     if world.deaths["launcher"]:
         return
-    groups = [each for each in messages(world.logs[ROLLOUT].events) if isinstance(each, msg.StartGroup)]
+    groups = select(world.logs[ROLLOUT].events, msg.StartGroup)
     training = {group.group_id for group in groups if group.purpose == "train"}
     (received,) = launches(world, HEAD)
-    ends = Counter(type(each) for each in messages(received) if isinstance(each, End) and each.group_id in training)
+    ends = Counter(type(each) for each in select(received, *ENDS) if each.group_id in training)
     steps = [line.values for line in world.metrics if line.kind == "step"]
     lengths = [line.values for line in world.metrics if line.kind == "lengths"]
     late = sum(values["late_trajectories"] for values in lengths)
@@ -79,12 +89,6 @@ def check_the_counts(world: World) -> None:
     assert sum(values["aborted_trajectories"] for values in lengths) == ends[msg.TrajectoryAborted]
     for values in steps:
         assert isclose(values["rollout_s"] + values["train_s"] + values["weights_s"], values["step_s"], abs_tol=1e-6)
-
-
-def _started(events: Sequence[Event]) -> Iterator[int]:
-    for message in messages(events):
-        if isinstance(message, msg.StartGroup):
-            yield from range(message.first_trajectory_id, message.first_trajectory_id + message.size)
 
 
 def check_the_steps(world: World) -> None:
@@ -160,5 +164,5 @@ def check_the_engines(world: World) -> None:
 
 
 def count_resumes(world: World) -> int:
-    received = [decode(event.frame).message for event in world.logs[HEAD].events if event.actor == "recipe"]
-    return sum(isinstance(message, msg.RunStarted) for message in received) - 1
+    received = [event for event in world.logs[HEAD].events if event.actor == "recipe"]
+    return len(select(received, msg.RunStarted)) - 1

@@ -4,56 +4,41 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from asterism.bus import messages as msg
 from asterism.bus.addresses import HEAD, ROLLOUT
-from asterism.configs.schema.algorithm import EvaluationConfig, RlConfig
-from asterism.configs.schema.dialogue import DialogueConfig
-from asterism.configs.schema.machines import EngineConfig
 from asterism.configs.schema.run_config import RunConfig
-from asterism.configs.schema.sglang import SGLangConfig
-from tests.engine.learner.learner_settings import make_learner
-from tests.simulation.clock import run_virtually
-from tests.simulation.invariants import check, check_the_counts, launches, messages
+from asterism.configs.schema.schema_tree import replace_keys
+from tests.simulation.invariants import check, check_the_counts, launches, messages, select
 from tests.simulation.seeds import select_seeds
+from tests.simulation.small_run import SMALL
 from tests.simulation.world import Faults, World
 
-RUN = RunConfig(
-    name="evaluated",
-    dialogue=DialogueConfig(prompt_tokens=16, response_tokens=400),
-    engine=EngineConfig(kv_tokens=2048, num_engines=2),
-    learner=make_learner(every=1),
-    rl=RlConfig(steps=5, prompts=4, rollouts=4, max_refill_groups=2),
-    evaluation=EvaluationConfig(questions=4, every=2),
+RUN = replace_keys(
+    SMALL, {"learner.checkpoints.every": 1, "rl.steps": 5, "evaluation.questions": 4, "evaluation.every": 2}
 )
-COLOCATED = replace(RUN, engine=replace(RUN.engine, kind="sglang"), sglang=SGLangConfig(colocate=True))
-AHEAD = replace(RUN, rl=replace(RUN.rl, max_staleness=1), evaluation=EvaluationConfig(questions=4, every=1))
+COLOCATED = replace_keys(RUN, {"engine.kind": "sglang", "sglang.colocate": True})
+AHEAD = replace_keys(RUN, {"rl.max_staleness": 1, "evaluation.every": 1})
 SEEDS = select_seeds(40, fast=(1,), per_change=4)
 
 
 def simulate(run: RunConfig, seed: int, failure_rate: float = 0.0, faults: Faults | None = None) -> World:
-    world = World(run, seed, failure_rate, faults)
-    assert run_virtually(world.simulate()) == msg.RunFinished(run.rl.steps)
+    world = World(run, seed, failure_rate, faults).play()
     check(world)
     return world
 
 
 def list_evaluations(world: World, label: str) -> list[msg.EvaluationFinished]:
     events = [event for event in launches(world, HEAD)[-1] if event.actor == "recipe"]
-    found = (message for message in messages(events) if isinstance(message, msg.EvaluationFinished))
-    return [message for message in found if message.label == label]
+    return [message for message in select(events, msg.EvaluationFinished) if message.label == label]
 
 
 def iter_answers(world: World) -> Iterator[tuple[msg.StartGroup, msg.TrajectoryFinished]]:
     """Yield the evaluations' trajectories of the last launch."""
-    groups = {
-        each.group_id: each
-        for each in messages(launches(world, ROLLOUT)[-1])
-        if isinstance(each, msg.StartGroup) and each.purpose == "evaluate"
-    }
-    for each in messages(launches(world, HEAD)[-1]):
-        if isinstance(each, msg.TrajectoryFinished) and each.group_id in groups:
+    started = select(launches(world, ROLLOUT)[-1], msg.StartGroup)
+    groups = {each.group_id: each for each in started if each.purpose == "evaluate"}
+    for each in select(launches(world, HEAD)[-1], msg.TrajectoryFinished):
+        if each.group_id in groups:
             yield groups[each.group_id], each
 
 
@@ -112,5 +97,4 @@ def test_a_run_with_evaluations_ends_in_spite_of_faults(run: RunConfig, seed: in
     world = simulate(run, seed, 0.03, FAULTS)
     evaluations = list_evaluations(world, "step_sampled")
     assert len({each.version for each in evaluations}) == len(evaluations)
-    collected = [each for each in messages(world.logs[HEAD].events) if isinstance(each, msg.StepCollected)]
-    assert {each.step for each in collected} == set(range(1, run.rl.steps + 1))
+    assert {each.step for each in select(world.logs[HEAD].events, msg.StepCollected)} == set(range(1, run.rl.steps + 1))

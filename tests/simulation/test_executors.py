@@ -6,30 +6,25 @@ from collections.abc import Sequence
 from functools import cache
 
 import pytest
-from msgspec.structs import replace
 
 from asterism.bus import messages as msg
 from asterism.bus.addresses import HEAD, ROLLOUT
 from asterism.bus.codec import decode
 from asterism.bus.event_log.records import Event
-from asterism.configs.schema.algorithm import EvaluationConfig, RlConfig
-from asterism.configs.schema.dialogue import DialogueConfig
-from asterism.configs.schema.machines import EngineConfig, SandboxConfig
-from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.schema_tree import replace_keys
 from asterism.policies.rollout.rollout import Rollout
 from tests.fakes import TOKENIZER
-from tests.simulation.clock import run_virtually
-from tests.simulation.invariants import check_each_trajectory_ends_once, launches, messages
+from tests.simulation.invariants import check_each_trajectory_ends_once, launches, select
 from tests.simulation.seeds import select_seeds
+from tests.simulation.small_run import SMALL
 from tests.simulation.world import Faults, World
 
-RUN = RunConfig(
-    name="simulated",
-    dialogue=DialogueConfig(prompt_tokens=16, response_tokens=1200, max_calls_per_turn=2),
-    engine=EngineConfig(kv_tokens=65_536),
-    sandbox=SandboxConfig(executors=3),  # some seeds have one executor
-    rl=RlConfig(steps=3, prompts=4, rollouts=4, max_refill_groups=2),
-    evaluation=EvaluationConfig(questions=3),
+RUN = replace_keys(
+    SMALL,
+    {
+        **{"dialogue.response_tokens": 1200, "dialogue.max_calls_per_turn": 2},
+        **{"engine.kv_tokens": 65_536, "engine.num_engines": 1, "sandbox.executors": 3},
+    },
 )
 KILLS = 0.3  # kills per executor and second: calls of 4 s rarely finish
 LAGS = 0.05  # an answer may arrive after the loss of its executor
@@ -39,13 +34,8 @@ SEEDS = select_seeds(80, fast=COVERING_SEEDS[:1], per_change=8)
 
 @cache
 def live(seed: int, failure_rate: float = 0.05) -> World:
-    world = World(
-        replace(RUN, sandbox=SandboxConfig(executors=1 + 2 * (seed % 2))),
-        seed,
-        failure_rate,
-        Faults(executor_deaths=KILLS, lags=LAGS),
-    )
-    assert run_virtually(world.simulate()) == msg.RunFinished(3)
+    run = replace_keys(RUN, {"sandbox.executors": 1 + 2 * (seed % 2)})
+    world = World(run, seed, failure_rate, Faults(executor_deaths=KILLS, lags=LAGS)).play()
     assert world.deaths["executor"] > 3
     return world
 
@@ -55,11 +45,10 @@ def live(seed: int, failure_rate: float = 0.05) -> World:
 def test_every_trajectory_ends_once_under_kills(seed: int) -> None:
     world = live(seed)
     check_each_trajectory_ends_once(world)
-    reported = list(messages(world.logs[HEAD].events))
-    ended = [message for message in reported if isinstance(message, msg.TrajectoryFinished | msg.TrajectoryFailed)]
-    assert len(ended) > 48
-    causes = Counter(end.cause.partition(":")[0] for end in ended if isinstance(end, msg.TrajectoryFailed))
-    assert set(causes) <= {"executor left", "sandbox", "grader", "engine"}
+    events = world.logs[HEAD].events
+    assert len(select(events, msg.TrajectoryFinished, msg.TrajectoryFailed)) > 48
+    causes = {end.cause.partition(":")[0] for end in select(events, msg.TrajectoryFailed)}
+    assert causes <= {"executor left", "sandbox", "grader", "engine"}
     assert [batch.step for batch in world.batches] == [1, 2, 3]
 
 
@@ -70,7 +59,7 @@ def test_no_call_is_answered_twice_and_late_answers_are_accepted(seed: int) -> N
     assert not any(decision.is_refused for decision in world.logs[ROLLOUT].decisions.values())
     num_taken = 0
     for events in launches(world, ROLLOUT):  # more than one if all trajectories of an evaluation fail
-        rollout, taken = replay_answers(world, events)
+        rollout, taken, _ = replay_answers(world, events)
         assert set(taken.values()) <= {1}
         num_taken += len(taken)
     assert num_taken > 0
@@ -79,11 +68,14 @@ def test_no_call_is_answered_twice_and_late_answers_are_accepted(seed: int) -> N
     assert all(load.open_calls == 0 for load in rollout.placement.loads.values())
 
 
-def replay_answers(world: World, events: Sequence[Event]) -> tuple[Rollout, Counter[tuple[int, int]]]:
-    """Return the state after a launch, and the number of answers to each call. Late answers must have no effect."""
+def replay_answers(world: World, events: Sequence[Event]) -> tuple[Rollout, Counter[tuple[int, int]], int]:
+    """Return the state after a launch, the number of answers to each call, and the number of late answers.
+
+    Late answers must have no effect.
+    """
     rollout = world.deciders()[ROLLOUT][ROLLOUT]
     assert isinstance(rollout, Rollout)
-    taken: Counter[tuple[int, int]] = Counter()
+    taken, late = Counter[tuple[int, int]](), 0
     for event in events:
         message = decode(event.frame).message
         before = dict(rollout.trajectories)
@@ -94,21 +86,19 @@ def replay_answers(world: World, events: Sequence[Event]) -> tuple[Rollout, Coun
         if asked is None or asked.executor != message.executor:
             assert not effects
             assert rollout.trajectories == before
+            late += not isinstance(message, msg.CallFailed)
         elif isinstance(message, msg.CodeFinished | msg.AnswerGraded):
             taken[message.trajectory_id, getattr(message, "call", -1)] += 1
-    return rollout, taken
+    return rollout, taken, late
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_moved_notebook_continues_its_cell_numbers(seed: int) -> None:
     """The cell numbers in the text of each trajectory are consecutive."""
-    world = live(seed)
-    for event in world.logs[HEAD].events:
-        message = decode(event.frame).message
-        if isinstance(message, msg.TrajectoryFinished):
-            text = TOKENIZER.decode(msg.bytes_to_ids(message.record.token_ids))
-            cells = sorted(int(number) for number in re.findall(r"cell (\d+)", text))
-            assert cells == list(range(1, len(cells) + 1))
+    for finished in select(live(seed).logs[HEAD].events, msg.TrajectoryFinished):
+        text = TOKENIZER.decode(msg.bytes_to_ids(finished.record.token_ids))
+        cells = sorted(int(number) for number in re.findall(r"cell (\d+)", text))
+        assert cells == list(range(1, len(cells) + 1))
 
 
 @pytest.mark.slow
@@ -119,27 +109,15 @@ def test_the_seeds_cover_the_tested_faults() -> None:
     assert sum(each.sent for each in rescheduled) > 10
     assert sum(each.lost for each in rescheduled) > 3
     assert any(each.waiting for each in rescheduled)
-    late = 0
-    for world in worlds:
-        rollout = world.deciders()[ROLLOUT][ROLLOUT]
-        assert isinstance(rollout, Rollout)
-        for event in world.logs[ROLLOUT].events:
-            message = decode(event.frame).message
-            if isinstance(message, msg.CodeFinished | msg.AnswerGraded):
-                asked = rollout.trajectories.get(message.trajectory_id)
-                late += asked is None or asked.executor != message.executor
-            rollout.decide(event.time, message)
-    assert late > 0
+    assert sum(replay_answers(world, events)[2] for world in worlds for events in launches(world, ROLLOUT)) > 0
 
 
 @pytest.mark.slow
 def test_without_kills_no_trajectory_is_lost_and_the_load_is_shared() -> None:
     share: Counter[str] = Counter()
     for seed in (1, 2):
-        world = World(RUN, seed, failure_rate=0.0)
-        assert run_virtually(world.simulate()) == msg.RunFinished(3)
-        answers = [decode(event.frame).message for event in world.logs[ROLLOUT].events]
-        share.update(answer.executor for answer in answers if isinstance(answer, msg.CodeFinished))
+        world = World(RUN, seed, failure_rate=0.0).play()
+        share.update(answer.executor for answer in select(world.logs[ROLLOUT].events, msg.CodeFinished))
         assert all(each.lost == 0 for each in world.rescheduled)
     assert set(share) == {"executor-0/1", "executor-1/1", "executor-2/1"}
     assert min(share.values()) > max(share.values()) / 4

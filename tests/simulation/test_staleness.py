@@ -8,35 +8,25 @@ import pytest
 from msgspec.structs import replace
 
 from asterism.bus.addresses import HEAD, ROLLOUT
-from asterism.bus.messages import AnyMessage, MetricsRecorded, RunFinished, StartGroup, StepCollected
-from asterism.configs.schema.algorithm import EvaluationConfig, RlConfig
-from asterism.configs.schema.dialogue import DialogueConfig
-from asterism.configs.schema.machines import EngineConfig
-from asterism.configs.schema.run_config import RunConfig
-from tests.engine.learner.learner_settings import make_learner
-from tests.simulation.clock import run_virtually
-from tests.simulation.invariants import check, check_the_counts, launches, messages
+from asterism.bus.messages import AnyMessage, MetricsRecorded, StartGroup, StepCollected
+from asterism.configs.schema.algorithm import RlConfig
+from asterism.configs.schema.schema_tree import replace_keys
+from tests.simulation.invariants import check, check_the_counts, launches, select
+from tests.simulation.small_run import SMALL
 from tests.simulation.world import World
 
 pytestmark = pytest.mark.slow
 
-SYNCHRONOUS = RlConfig(steps=5, prompts=4, rollouts=4, max_refill_groups=2)
+RUN = replace_keys(SMALL, {"learner.checkpoints.every": 1, "rl.steps": 5})
+SYNCHRONOUS = RUN.rl
 ABORTING = replace(SYNCHRONOUS, group_oversampling=1.5)
 AHEAD = replace(SYNCHRONOUS, max_staleness=1)
 CARRYING = replace(ABORTING, max_staleness=1, surplus_groups="carry")
-RUN = RunConfig(
-    name="ahead",
-    dialogue=DialogueConfig(prompt_tokens=16, response_tokens=400),
-    engine=EngineConfig(kv_tokens=2048, num_engines=2),
-    learner=make_learner(every=1),
-    evaluation=EvaluationConfig(questions=3),
-)
 
 
 @cache
 def live(step: RlConfig) -> World:
-    world = World(replace(RUN, rl=step), seed=1, failure_rate=0.0)
-    assert run_virtually(world.simulate()) == RunFinished(step.steps)
+    world = World(replace(RUN, rl=step), seed=1, failure_rate=0.0).play()
     check(world)
     check_the_counts(world)
     return world
@@ -103,16 +93,14 @@ class KilledWorld(World):
 
 
 def test_a_resumed_run_keeps_the_groups_in_flight_for_later_steps() -> None:
-    world = KilledWorld(replace(RUN, rl=CARRYING), seed=4, failure_rate=0.0)
-    assert run_virtually(world.simulate()) == RunFinished(CARRYING.steps)
+    world = KilledWorld(replace(RUN, rl=CARRYING), seed=4, failure_rate=0.0).play()
     check(world)
     assert world.first_step == 2
-    collected = [each for each in messages(world.logs[HEAD].events) if isinstance(each, StepCollected)]
+    collected = select(world.logs[HEAD].events, StepCollected)
     cursor = next(each.cursor for each in collected if each.step == world.first_step)
     assert cursor.pending
     before, after = [
-        [each for each in messages(events) if isinstance(each, StartGroup) and each.purpose == "train"]
-        for events in launches(world, ROLLOUT)
+        [each for each in select(events, StartGroup) if each.purpose == "train"] for events in launches(world, ROLLOUT)
     ]
     asked = {group.seed: group.problem for group in before}
     again = after[: len(cursor.pending)]

@@ -18,7 +18,7 @@ from asterism.policies.tools.task_description import TaskDescription
 from asterism.policies.tools.tool_schema import ToolSchema
 from tests.fakes import TOKENIZER
 from tests.simulation import campaign
-from tests.simulation.invariants import launches, messages
+from tests.simulation.invariants import launches, select
 from tests.simulation.seeds import select_seeds
 from tests.simulation.world import World
 
@@ -54,7 +54,7 @@ def test_a_moved_instance_continues_its_numbers(seed: int) -> None:
     A call that is retried runs after the next call of its turn.
     """
     world = live(seed)
-    finished = [each for each in messages(world.logs[HEAD].events) if isinstance(each, TrajectoryFinished)]
+    finished = select(world.logs[HEAD].events, TrajectoryFinished)
     assert finished
     for trajectory in finished:
         text = TOKENIZER.decode(bytes_to_ids(trajectory.record.token_ids))
@@ -79,9 +79,7 @@ def test_the_seeds_cover_the_tested_faults() -> None:
     restored = 0
     for seed in range(12):
         world = live(seed)
-        causes += Counter(
-            each.cause for each in messages(world.logs[HEAD].events) if isinstance(each, TrajectoryFailed)
-        )
+        causes += Counter(each.cause for each in select(world.logs[HEAD].events, TrajectoryFailed))
         for events in launches(world, ROLLOUT):
             rollout = world.deciders()[ROLLOUT][ROLLOUT]
             assert isinstance(rollout, Rollout)
@@ -90,5 +88,5 @@ def test_the_seeds_cover_the_tested_faults() -> None:
                 restored += sum(isinstance(effect.message, EnvironmentRestored) for effect in effects)
     assert restored > 10
     assert causes["environment: the process that had the instance died"] > 0
-    tasks = {each.task for each in messages(live(0).logs[ROLLOUT].events) if isinstance(each, StartGroup)}
+    tasks = {each.task for each in select(live(0).logs[ROLLOUT].events, StartGroup)}
     assert tasks == {"math", "environment", "dialogue"}

@@ -14,6 +14,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Self
 
 import msgspec
 
@@ -36,6 +37,7 @@ from asterism.policies.tools.task_description import TaskDescriptions
 from asterism.tasks.math_python import MATH_PYTHON
 from tests.batches import CompleteBatch
 from tests.fakes import rules
+from tests.simulation.clock import run_virtually
 from tests.simulation.engines import TASK_TEXTS, TURN_TEXTS, Script, ScriptedEngine
 from tests.simulation.launching import Launch
 from tests.simulation.learner import Disk
@@ -142,6 +144,11 @@ class World:
         return {HEAD: build_head_deciders(self.run, self.problems()), ROLLOUT: {ROLLOUT: rollout}}
 
     # ---------------------------------------------------------------- the run
+
+    def play(self) -> Self:
+        """Run all steps under a virtual clock."""
+        assert run_virtually(self.simulate()) == msg.RunFinished(self.run.rl.steps)
+        return self
 
     async def simulate(self) -> msg.RunFinished:
         """Run until completion, check that the bus is idle, and stop all processes.

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asterism.bus.messages import WeightsPublished
 from asterism.configs.schema.algorithm import GREEDY
 from asterism.engine.contract import Capacity, Generation, GenerationRequest
 from asterism.engine.inference.embedded import EmbeddedEngine
@@ -79,10 +80,7 @@ def check_published_weights(device: torch.device) -> Iterator[Measured]:
     with tempfile.TemporaryDirectory(dir=_MEMORY) as folder:
         publisher = WeightPublisher(Path(folder), dict(model.named_parameters()), torch.bfloat16, 2)
         for version in range(2):
-            _change(model)
-            published = publisher.publish(version)
-            assert published is not None
-            load_published(published, engine.parameters, torch.bfloat16)
+            load_published(_publish_changed(publisher, model, version), engine.parameters, torch.bfloat16)
             engine.update_derived()
             yield _compare_bits(engine.parameters, model, version)
         publisher.close()
@@ -96,19 +94,19 @@ def check_shared_weights(device: torch.device) -> Iterator[Measured]:
         sharing = make_sharing(device, Path(name))
         publisher = WeightPublisher(Path(name), dict(model.named_parameters()), torch.bfloat16, 2, sharing=sharing)
         for version in range(2):
-            _change(model)
-            published = publisher.publish(version)
-            assert published is not None
-            loaded = engine.load_shared(published, returns_values=True)
+            loaded = engine.load_shared(_publish_changed(publisher, model, version), returns_values=True)
             found = {name: torch.from_numpy(bits).view(torch.bfloat16) for name, bits in loaded.values.items()}
             yield _compare_bits(found, model, version)
         publisher.close()
 
 
 @torch.no_grad()
-def _change(model: CausalLM) -> None:
+def _publish_changed(publisher: WeightPublisher, model: CausalLM, version: int) -> WeightsPublished:
     for parameter in model.parameters():
         parameter.mul_(1.01)
+    published = publisher.publish(version)
+    assert published is not None
+    return published
 
 
 def _compare_bits(found: Mapping[str, Tensor], model: CausalLM, version: int) -> Measured:

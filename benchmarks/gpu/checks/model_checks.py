@@ -1,12 +1,10 @@
 """Checks logits and gradients of each architecture: float32 with the CPU, bfloat16 and compiled layers with float32."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from asterism.engine.model.architectures import ARCHITECTURES
@@ -21,6 +19,7 @@ from benchmarks.gpu.checks.measured import (
     compute_relative_error,
     compute_worst_error,
 )
+from benchmarks.support.engine_rate import write_model
 
 VOCABULARY = 1000
 _LENGTHS = (37, 1, 130, 64)  # lengths of packed sequences
@@ -64,10 +63,7 @@ def build_small_model(config: DecoderConfig) -> CausalLM:
 
 def write_small_checkpoint(folder: Path) -> None:
     """Write the small model without a tokenizer."""
-    model = build_small_model(build_small_config())
-    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(model.config.to_hf()))
+    write_model(folder, build_small_model(build_small_config()))
 
 
 def compute(

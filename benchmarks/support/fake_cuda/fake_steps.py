@@ -3,23 +3,22 @@
 Only processes that benchmarks/support/fake_cuda/__main__.py started can use it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
 
 from asterism.configs.schema.algorithm import RlConfig, SftConfig
 from asterism.configs.schema.learner_config import LearnerConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.schema_tree import replace_keys
-from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.sharding import build_sharded_model
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.lora_options import get_lora_options
 from asterism.engine.model.model_config import DecoderConfig
+from benchmarks.gpu.training import make_sequences
 from benchmarks.support.fake_cuda.operation_costs import KernelCount, sum_counts
 from benchmarks.support.fake_cuda.operation_log import Copy, MixedDevices, OperationLog, Sync
 
@@ -82,18 +81,6 @@ def build_fake_trainer(
     return trainer
 
 
-def make_sequences(lengths: Sequence[int], vocabulary: int, groups: int = 4) -> list[TrainingSequence]:
-    """Make sequences of these lengths in tokens besides the first token; all of these tokens are in the loss."""
-    draws = np.random.default_rng(0)
-
-    def make(number: int, length: int) -> TrainingSequence:
-        ids = draws.integers(0, vocabulary, length + 1, dtype=np.int32)
-        mask, logprobs = np.arange(length + 1) > 0, np.full(length + 1, -np.log(vocabulary), np.float32)
-        return build_training_sequence(ids, mask, logprobs, float(draws.normal()), number % groups, number)
-
-    return [make(number, length) for number, length in enumerate(lengths)]
-
-
 def measure_step_costs(
     log: OperationLog, step: Callable[[], dict[str, float]], micro_batches: int, updates: int = 1, warmups: int = 1
 ) -> StepCosts:
@@ -125,7 +112,7 @@ def measure_rl_step(
     """
     learner = replace_keys(learner, {"device": "cuda", "memory.micro_batch_tokens": tokens, "minibatches": 1})
     trainer = build_fake_trainer(config, learner)
-    sequences = make_sequences([tokens // SEQUENCES] * SEQUENCES * micro_batches, config.vocab_size)
+    sequences = make_sequences([tokens // SEQUENCES] * SEQUENCES * micro_batches, config.vocab_size, groups=4)
     return measure_step_costs(log, lambda: trainer.run_rl_step(sequences), micro_batches)
 
 

@@ -17,7 +17,7 @@ from asterism.bus.messages import CallFailed, CodeFinished, Shutdown
 from asterism.bus.transport.zeromq import open_zmq_bus
 from asterism.configs.schema.machines import BusConfig as BusConfig
 from asterism.sandbox.load_test import CallId, CallTally, LoadFigures, percentile
-from benchmarks.support.process_memory import list_descendants, read_proportional_mib, read_resident_mib
+from benchmarks.support.process_usage import list_descendants, read_proportional_mib, read_resident_mib
 from benchmarks.support.sandbox.executor_process import EXECUTOR
 from benchmarks.support.sandbox.probes import make_numbered_probes
 

@@ -25,7 +25,7 @@ from asterism.sandbox.load_test import (
     run_burst,
     run_closed_loop,
 )
-from benchmarks.support.process_memory import list_descendants, read_private_mib
+from benchmarks.support.process_usage import list_descendants, read_private_mib
 from benchmarks.support.sandbox.answer_bombs import generate_bombs
 from benchmarks.support.sandbox.probes import CELL, FORKED_CELL, make_cell_probes, make_mixed_probes
 from benchmarks.support.sandbox.raw_fork_server import DirectClient

@@ -24,6 +24,7 @@ from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.algorithm import SftConfig
 from asterism.configs.schema.run_config import RunConfig
+from tests.consoles import capture
 from tests.fakes import generated, start_group, text_context
 from tests.recorded import small_run
 
@@ -47,6 +48,12 @@ def a_run(path: Path, *received: Received, tick_s: float = 1.0) -> RunFolder:
     return folder
 
 
+def find(a: RunFolder, b: RunFolder, *, exact: bool = False) -> RunDivergence:
+    found = find_first_divergence(a, b, exact=exact)
+    assert found is not None
+    return found
+
+
 def test_timing_is_not_a_divergence(tmp_path: Path) -> None:
     a, b = small_run(RunFolder(tmp_path / "a")), small_run(RunFolder(tmp_path / "b"), tick_s=0.5)
     assert find_first_divergence(a, b) is None
@@ -59,8 +66,7 @@ def test_the_order_of_arrival_is_only_an_exact_divergence(tmp_path: Path) -> Non
     a = a_run(tmp_path / "a", *messages, *calls)
     b = a_run(tmp_path / "b", messages[0], messages[2], messages[1], *reversed(calls))
     assert find_first_divergence(a, b) is None
-    found = find_first_divergence(a, b, exact=True)
-    assert found is not None
+    found = find(a, b, exact=True)
     assert found.a is not None
     assert (found.stream, found.a.source, found.a.label) == ("head", "head:2", "TurnGenerated from x to head/r")
 
@@ -71,8 +77,7 @@ def test_a_turn_over_several_leases_is_compared_as_one(tmp_path: Path) -> None:
     a = a_run(tmp_path / "a", ("r", START), ("r", whole))
     assert find_first_divergence(a, a_run(tmp_path / "b", ("r", START), ("r", first), ("r", second))) is None
     other = generated(7, 0, "dex", lease=2)
-    found = find_first_divergence(a, a_run(tmp_path / "c", ("r", START), ("r", first), ("r", other)))
-    assert found is not None
+    found = find(a, a_run(tmp_path / "c", ("r", START), ("r", first), ("r", other)))
     assert list_differing_fields(found) == ["token_ids"]
 
 
@@ -116,10 +121,8 @@ def test_the_differences_of_the_configurations_come_first(tmp_path: Path) -> Non
     runs = [a_run(tmp_path / name, ("r", START)) for name in "ab"]
     for run, steps in zip(runs, (40, 100), strict=True):
         write_resolved(RunConfig(name=run.path.name, sft=SftConfig(steps=steps)), run.config)
-    console = Console(width=200)
-    with console.capture() as captured:
-        compare_runs(*runs, exact=False, console=console)
-    assert captured.get().splitlines()[:2] == ["configuration:", "  sft.steps: 40 -> 100"]
+    text = capture(lambda console: compare_runs(*runs, exact=False, console=console), 200)
+    assert text.splitlines()[:2] == ["configuration:", "  sft.steps: 40 -> 100"]
 
 
 def test_the_first_divergence_in_time_is_found(tmp_path: Path) -> None:
@@ -132,12 +135,10 @@ def test_the_first_divergence_in_time_is_found(tmp_path: Path) -> None:
         ("r", finished(0, "5", 3.0)),
         ("recipe", msg.StepTrained(1, {"loss": 0.25, "train_s": 9.0})),
     )
-    found = find_first_divergence(a, b)
-    assert found is not None
+    found = find(a, b)
     assert (found.stream, found.at_s, list_differing_fields(found)) == ("trajectory 7", 3.0, ["outcome"])
     c = a_run(tmp_path / "c", *begin, ("r", late), ("recipe", msg.StepTrained(1, {"loss": 0.25, "train_s": 9.0})))
-    found = find_first_divergence(a, c)
-    assert found is not None
+    found = find(a, c)
     assert (found.stream, found.at_s, list_differing_fields(found)) == ("step 1", 4.0, ["metrics"])
 
 
@@ -145,8 +146,7 @@ def test_an_event_of_only_one_run_is_a_divergence(tmp_path: Path) -> None:
     a = a_run(tmp_path / "a", ("r", START), ("r", generated(7, 0, "a")))
     b = a_run(tmp_path / "b", ("r", START))
     for one, other in ((a, b), (b, a)):
-        found = find_first_divergence(one, other)
-        assert found is not None
+        found = find(one, other)
         assert found.stream == "trajectory 7"
         assert (found.a is None) == (one is b)
 
@@ -167,8 +167,8 @@ def test_the_files_of_the_newest_checkpoint_are_compared(tmp_path: Path) -> None
     assert find_first_divergence(*runs) is None
     (runs[1].get_checkpoint_path(1) / "config.json").write_bytes(b"{}")
     for exact in (False, True):
-        found = find_first_divergence(*runs, exact=exact)
-        assert found is not None and found.a is not None
+        found = find(*runs, exact=exact)
+        assert found.a is not None
         assert (found.stream, found.a.source) == ("checkpoint step_000001", "checkpoints/step_000001/config.json")
 
 
@@ -178,8 +178,7 @@ def test_the_metrics_file_is_compared_without_its_times_and_cache_misses(tmp_pat
         values = {"reward": reward, "step_s": step_s, "recomputed_share": step_s / 4}
         run.metrics.write_text(json.dumps({"kind": "step", "step": 1, **values}) + "\n")
     assert find_first_divergence(runs[0], runs[1]) is None
-    found = find_first_divergence(runs[0], runs[2])
-    assert found is not None
+    found = find(runs[0], runs[2])
     assert (found.stream, list_differing_fields(found)) == ("metrics, step 1", ["reward"])
 
 
@@ -205,8 +204,7 @@ def test_an_exact_comparison_ignores_only_times_and_weight_paths(tmp_path: Path)
     )
     assert find_first_divergence(a, b, exact=True) is None
     c = a_run(tmp_path / "c", ("r", finished(0, "4", 2.0)), ("recipe", msg.WeightsPublished(1, "/dev/shm/b", 5, "e")))
-    found = find_first_divergence(a, c, exact=True)
-    assert found is not None
+    found = find(a, c, exact=True)
     assert list_differing_fields(found) == ["digest"]
 
 
@@ -214,10 +212,9 @@ def test_both_sides_are_shown_from_the_first_different_token(tmp_path: Path, mon
     monkeypatch.setattr(diff_command, "load_text_context", lambda _: text_context())
     turns: list[msg.TurnGenerated] = [generated(7, 0, "the same, then this"), generated(7, 0, "the same, then that")]
     a, b = (a_run(tmp_path / name, ("r", START), ("r", turn)) for name, turn in zip("ab", turns, strict=True))
-    console = Console(width=200)
-    with console.capture() as captured:
-        assert compare_runs(a, b, exact=False, console=console) == 1
-    text = captured.get()
+    codes: list[int] = []
+    text = capture(lambda console: codes.append(compare_runs(a, b, exact=False, console=console)), 200)
+    assert codes == [1]
     assert "the runs diverge at trajectory 7, 1.0000 s after the start" in text
     assert "token_ids from index 17" in text
     assert "3 tokens: is<|im_end|>" in text

@@ -25,7 +25,8 @@ def find(plan: RunPlan, name: str) -> PlannedResource:
     return next(each for each in plan.resources if each.name == name)
 
 
-def get_bytes(resource: PlannedResource) -> dict[str, float]:
+def get_bytes(resource: PlannedResource | None) -> dict[str, float]:
+    assert resource is not None
     return {item.purpose: item.bytes for item in resource.items}
 
 

@@ -1,9 +1,6 @@
 """The seconds of a step follow from its parts, with the stated assumptions."""
 
-from io import StringIO
-
 import pytest
-from rich.console import Console
 
 from asterism.analysis.planning.model_size import measure_model
 from asterism.analysis.planning.plan_inputs import GPUS, Assumptions
@@ -12,6 +9,7 @@ from asterism.analysis.planning.run_plan import build_plan
 from asterism.analysis.planning.step_seconds import compute_training_s, count_attention_flops, count_training_flops
 from benchmarks.support.qwen3_models import read_qwen3
 from tests.analysis.planning.shipped_plans import find, get_bytes, make_inputs, make_machines
+from tests.consoles import capture
 
 
 def test_a_step_of_the_report_takes_216_s_on_64_mi300x_and_33_min_on_8_h200() -> None:
@@ -57,9 +55,7 @@ def test_without_rl_a_step_is_one_of_the_cold_start() -> None:
         assert plan.seconds.step_s == plan.seconds.training_s
         assert "trajectories" not in get_bytes(find(plan, "host memory"))
         assert "batches" not in get_bytes(find(plan, "disk"))
-        console = Console(width=160, record=True, file=StringIO())
-        console.print(build_plan_tables(plan))
-        text = console.export_text()
+        text = capture(lambda console, plan=plan: console.print(build_plan_tables(plan)), 160)
         assert f"step of the cold start: at most {tokens:,} tokens\ntraining: " in text
         assert "generation" not in text
         assert "batch of a step" not in text

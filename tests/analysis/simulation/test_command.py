@@ -16,13 +16,13 @@ from asterism.configs.errors import UnusableInput
 from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
+from tests.consoles import capture
 
 
 def simulated(policies: str, workload: str = "report", **changes: Any) -> str:
-    console = Console(width=140, file=StringIO())
     settings = {"scale": 0.01} if workload in SHAPES else {}
-    simulate_workload(SimulateOptions(workload, policies, **{**settings, **changes}), console)
-    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    options = SimulateOptions(workload, policies, **{**settings, **changes})
+    return capture(lambda console: simulate_workload(options, console))
 
 
 @pytest.mark.slow
@@ -46,8 +46,8 @@ def test_the_report_reads_the_logs_of_each_simulated_policy(tmp_path: Path) -> N
     for policy in ("static", "kv_lookahead"):
         folder = RunFolder(tmp_path / "a[b]c" / policy)
         assert f"asterism report {folder.path}" in said
-        report_run(folder.path, json=False, console=(console := Console(file=StringIO())))
-        assert f"utilization: {folder.utilization}\npicture: {folder.utilization_plot}\n" in console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+        shown = capture(lambda console, path=folder.path: report_run(path, json=False, console=console))
+        assert f"utilization: {folder.utilization}\npicture: {folder.utilization_plot}\n" in shown
         assert folder.utilization_plot.read_bytes().startswith(b"\x89PNG")
         assert json.loads(folder.utilization.read_bytes())["trajectories"]["ended"] == 8 * 32
     simulated("worst_case", run=tmp_path / "alone")

@@ -87,25 +87,17 @@ def test_the_workload_of_a_recorded_run_is_restored(folder: Path) -> None:
             assert turn.tool_s == pytest.approx(other.tool_s)
 
 
-def test_the_simulation_of_a_recorded_run_predicts_its_makespan(folder: Path) -> None:
-    again = simulate(load_recorded_step(RunFolder(folder.parent)).workload, CLUSTER, "kv_lookahead")
-    assert again.makespan_s == pytest.approx(simulate(WORKLOAD, CLUSTER, "kv_lookahead").makespan_s, rel=0.01)
-
-
-def test_the_cluster_of_a_recorded_run_is_restored(folder: Path) -> None:
-    cluster = load_recorded_step(RunFolder(folder.parent)).cluster
-    assert (cluster.engines, cluster.kv_tokens, cluster.page_tokens) == (1, 4096, 16)
-    expected = CLUSTER.cost.compute_step_s(4, 1500)
-    assert cluster.cost.compute_step_s(4, 1500) == pytest.approx(expected, rel=0.05)
-
-
 def test_a_recorded_step_has_its_cluster_policy_and_makespan(folder: Path) -> None:
     step = load_recorded_step(RunFolder(folder.parent))
+    cluster = step.cluster
     assert (step.step, step.policy, step.left_out) == (3, "kv_lookahead", 0)
-    assert (step.cluster.max_running, step.cluster.chunk_tokens) == (512, 512)
-    assert step.cluster.latency_s == pytest.approx(CLUSTER.latency_s)
+    assert (cluster.engines, cluster.kv_tokens, cluster.page_tokens) == (1, 4096, 16)
+    assert (cluster.max_running, cluster.chunk_tokens) == (512, 512)
+    assert cluster.latency_s == pytest.approx(CLUSTER.latency_s)
+    assert cluster.cost.compute_step_s(4, 1500) == pytest.approx(CLUSTER.cost.compute_step_s(4, 1500), rel=0.05)
     expected = simulate(WORKLOAD, CLUSTER, "kv_lookahead").makespan_s
     assert step.measured_s == pytest.approx(expected, rel=0.01)
+    assert simulate(step.workload, CLUSTER, step.policy).makespan_s == pytest.approx(expected, rel=0.01)
     assert simulate(step.workload, step.cluster, step.policy).makespan_s == pytest.approx(expected, rel=0.05)
 
 
@@ -152,25 +144,22 @@ def test_a_run_without_a_step_to_simulate_is_refused_with_the_file(folder: Path,
 
 def test_groups_outside_the_step_are_left_out(folder: Path, tmp_path: Path) -> None:
     run = RunFolder(shutil.copytree(folder.parent, tmp_path / "run"))
-    append_request(run, 0.001, msg.StepRequested(4, 3))
+    append(run, 0.001, msg.StepRequested(4, 3))
     first = load_recorded_step(run).workload
     assert ({plan.group_id for plan in first.plans}, first.started_after) == ({0}, {})
-    append_request(run, 100.0, msg.StepRequested(3, 2))
+    append(run, 100.0, msg.StepRequested(3, 2))
     with pytest.raises(AnalysisError, match=r"head.sqlite: no trajectory of step 3 ended"):
         load_recorded_step(run)
 
 
-def append_request(run: RunFolder, at: float, request: msg.StepRequested) -> None:
+def append(run: RunFolder, at: float, message: msg.AnyMessage, actor: str = "head") -> None:
     log = EventLog(run.events / "head.sqlite")
-    log.append(at, "head", "someone", "StepRequested", None, encode(msg.Envelope("someone", "head", request)))
+    log.append(at, actor, "someone", type(message).__name__, None, encode(msg.Envelope("someone", actor, message)))
     log.close()
 
 
 def test_engines_that_differ_are_refused(folder: Path, tmp_path: Path) -> None:
     run = RunFolder(shutil.copytree(folder.parent, tmp_path / "run"))
-    log = EventLog(run.events / "head.sqlite")
-    joined = msg.EngineJoined("generator-1", 8192, 16, 0)
-    log.append(0.0, "head/arbiter", joined.engine, "EngineJoined", None, encode(msg.Envelope("g", "a", joined)))
-    log.close()
+    append(run, 0.0, msg.EngineJoined("generator-1", 8192, 16, 0), "head/arbiter")
     with pytest.raises(AnalysisError, match="differ in capacity"):
         load_recorded_step(run)

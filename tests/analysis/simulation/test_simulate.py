@@ -1,13 +1,11 @@
 """A simulated step: every trajectory ends once, nothing is lost or invented, and no schedule beats the bounds."""
 
 from functools import cache
-from io import StringIO
 from pathlib import Path
 from typing import get_args
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from asterism.analysis.simulation.calibration import LoadInterval, build_load_intervals, fit_costs
 from asterism.analysis.simulation.cluster_model import H100, QWEN3_14B, build_cluster
@@ -17,6 +15,7 @@ from asterism.analysis.simulation.simulate import Deadlock, Simulation, simulate
 from asterism.analysis.simulation.workload import Workload, WorkloadShape, draw_workload
 from asterism.bus.messages import EngineLoadReported, LeaseGranted
 from asterism.policies.arbiter.arbiter import PolicyName
+from tests.consoles import capture
 
 POLICIES: tuple[SimulatedPolicy, ...] = (*get_args(PolicyName), "oracle")
 LEASING: tuple[SimulatedPolicy, ...] = ("worst_case", "kv_lookahead", "oracle")
@@ -137,9 +136,8 @@ def test_too_few_rows_are_refused() -> None:
 
 
 def test_the_table_names_every_policy_and_the_bounds() -> None:
-    console = Console(width=140, file=StringIO())
-    console.print(build_outcomes_table([outcome("static"), outcome("kv_lookahead")]))
-    text = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    table = build_outcomes_table([outcome("static"), outcome("kv_lookahead")])
+    text = capture(lambda console: console.print(table))
     assert "kv_lookahead" in text
     assert f"No schedule ends before {outcome('static').bounds.lower_s:.1f} s" in text
 

@@ -15,10 +15,7 @@ from asterism.analysis.utilization.report import Utilization, compute_utilizatio
 from asterism.bus.addresses import HEAD, ROLLOUT
 from asterism.bus.codec import decode
 from asterism.bus.messages import AnyMessage, ProtocolError, StepCounts, TrajectoryFailed, TrajectoryFinished
-from asterism.configs.schema.algorithm import EvaluationConfig, RlConfig
-from asterism.configs.schema.dialogue import DialogueConfig
-from asterism.configs.schema.machines import EngineConfig
-from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.schema_tree import replace_keys
 from asterism.configs.schema.success import SuccessRule
 from asterism.policies.decider import Decider, Send
 from asterism.policies.groups.counts import add_trajectory
@@ -27,16 +24,11 @@ from asterism.policies.rollout.rollout import Rollout
 from asterism.policies.rollout.trajectory import PHASES
 from tests.analysis.utilization.log_lines import Logs
 from tests.fakes import start_group
-from tests.simulation.clock import run_virtually
+from tests.simulation.invariants import select
+from tests.simulation.small_run import SMALL
 from tests.simulation.world import World
 
-RUN = RunConfig(
-    name="recorded",
-    dialogue=DialogueConfig(prompt_tokens=16, response_tokens=400),
-    engine=EngineConfig(kv_tokens=2048, num_engines=2),
-    rl=RlConfig(steps=2, prompts=4, rollouts=4, max_refill_groups=2),
-    evaluation=EvaluationConfig(questions=3),
-)
+RUN = replace_keys(SMALL, {"rl.steps": 2})
 SEED = 5  # seed of the only run
 
 
@@ -80,8 +72,7 @@ def observe(
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
-    world = World(RUN, SEED, failure_rate=0.1)
-    run_virtually(world.simulate())
+    world = World(RUN, SEED, failure_rate=0.1).play()
     logs = Logs(tmp_path_factory.mktemp("recorded") / "logs")
     writer, head_writer = EventWriter(logs, ROLLOUT), EventWriter(logs, HEAD)
     deciders = world.deciders()
@@ -94,8 +85,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
 
 
 def ends(world: World) -> list[TrajectoryFinished | TrajectoryFailed]:
-    messages = [decode(event.frame).message for event in world.logs[HEAD].events]
-    return [message for message in messages if isinstance(message, TrajectoryFinished | TrajectoryFailed)]
+    return select(world.logs[HEAD].events, TrajectoryFinished, TrajectoryFailed)
 
 
 @pytest.mark.slow

@@ -1,11 +1,9 @@
 """The report's tables, JSON, figure and errors."""
 
-import io
 import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from asterism.actors.cli.main import app
@@ -14,6 +12,7 @@ from asterism.analysis.utilization.report import compute_utilization
 from asterism.analysis.utilization.utilization_figure import draw_utilization
 from asterism.configs.errors import UnusableInput
 from tests.analysis.utilization.log_lines import Logs
+from tests.consoles import capture
 
 pytestmark = pytest.mark.slow  # matplotlib draws
 
@@ -44,9 +43,7 @@ def write_logs(run: Path, engines: int) -> Logs:
 
 
 def shown(run: Path, *, as_json: bool = False) -> str:
-    output = io.StringIO()
-    report_run(run, json=as_json, console=Console(file=output, width=COLUMNS))
-    return output.getvalue()
+    return capture(lambda console: report_run(run, json=as_json, console=console), COLUMNS)
 
 
 @pytest.mark.parametrize("engines", [2, 14])

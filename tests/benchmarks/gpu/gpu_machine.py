@@ -12,7 +12,6 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parents[3]
 WHEELS = ("msgspec", "structlog", "pyzmq")  # wheels that a folder carries: docs/gpu.md
 _PACKAGE_NAMES = """
     absl-py accelerate aiofiles aiohappyeyeballs aiohttp aiosignal annotated-doc anyio attrs build certifi

@@ -1,10 +1,6 @@
 """Errors, limits, and failures of the checks of benchmarks.gpu.check."""
 
-import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +10,8 @@ from asterism.engine.model.packed_attention import Segments, attend_segments
 from benchmarks.gpu.check import summarize
 from benchmarks.gpu.checks import kernel_checks, model_checks
 from benchmarks.gpu.checks.measured import Measured, compute_relative_error, compute_worst_error, count_differing
+from tests.benchmarks.programs import run_program
 
-ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
 
 
@@ -71,10 +67,5 @@ def test_weights_that_differ_by_a_thousandth_fail(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_a_check_beyond_its_time_limit_fails_and_the_next_check_runs_in_a_new_process() -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu.check", "--device", "cpu", "--quick", "--limit-s", "0.3"]
-    done = subprocess.run(
-        [*command, "--only", "segments,weights"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    result = json.loads(done.stdout.splitlines()[-1])
+    result = run_program("gpu.check --device cpu --quick --limit-s 0.3 --only segments,weights", code=1)
     assert result["failures"] == dict.fromkeys(("segments", "weights"), "no result after 0.3 s")

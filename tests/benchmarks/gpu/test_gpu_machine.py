@@ -7,37 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.gpu.gpu_machine import ROOT, build_environment, list_absent_modules
+from tests.benchmarks.gpu.gpu_machine import build_environment, list_absent_modules
+from tests.benchmarks.programs import ROOT, run_program
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 # The programs, the command, and the imports of a run's processes with the process sandbox and the embedded engine.
 MODULES = (
-    *(
-        "benchmarks.gpu.__main__",
-        "benchmarks.gpu.check",
-        "benchmarks.gpu.checks.check_table",
-        "benchmarks.gpu.training",
-    ),
-    *("benchmarks.gpu.serving", "benchmarks.gpu.runs", "benchmarks.gpu.machine_facts", "asterism.actors.cli.main"),
-    *(
-        "asterism.actors.cli.run_command",
-        "asterism.actors.process",
-        "asterism.actors.executor",
-        "asterism.engine.inference.embedded_factory",
-        "asterism.analysis.summary",
-    ),
-    *(
-        "asterism.engine.learner.learner",
-        "asterism.engine.weight_transfer.weight_server",
-        "asterism.sandbox.select_backend",
-        "asterism.tasks.tiny.prepare",
-    ),
-    *(
-        "asterism.sandbox.fork_server_sandbox",
-        "asterism.tasks.hosting.task_services",
-        "asterism.tasks.tiny.tiny_tokenizer",
-    ),
+    *(f"benchmarks.gpu.{name}" for name in ("__main__", "check", "checks.check_table", "training", "serving", "runs")),
+    *("benchmarks.gpu.machine_facts", "asterism.engine.inference.embedded_factory", "asterism.analysis.summary"),
+    *(f"asterism.actors.{name}" for name in ("cli.main", "cli.run_command", "process", "executor")),
+    *("asterism.engine.learner.learner", "asterism.engine.weight_transfer.weight_server"),
+    *("asterism.sandbox.select_backend", "asterism.sandbox.fork_server_sandbox"),
+    *(f"asterism.tasks.{name}" for name in ("tiny.prepare", "tiny.tiny_tokenizer", "hosting.task_services")),
 )
 PRINT_LOADED = "import sys, importlib; [importlib.import_module(name) for name in sys.argv[1:]]; print(*sys.modules)"
 
@@ -81,10 +63,7 @@ def test_a_run_on_the_machine_ends_without_figures(environment: dict[str, str], 
 
 def test_the_benchmark_and_its_runs_end_on_the_machine(environment: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
-    command = ("-m", "benchmarks.gpu", "--quick", "--only", "run_small,head", "--out", str(out))
-    done = run(environment, *command)
-    assert done.returncode == 0, done.stdout + done.stderr
-    figures = json.loads(done.stdout.splitlines()[-1])
+    figures = run_program("gpu --quick --only run_small,head --out", str(out), env=environment)
     assert figures["run_small.steps"] == 2
     assert figures["run_small.first_grad_norm"] > 0
     assert [json.loads(line)["section"] for line in out.read_text().splitlines()] == ["machine", "run_small", "head"]
@@ -92,8 +71,6 @@ def test_the_benchmark_and_its_runs_end_on_the_machine(environment: dict[str, st
 
 def test_the_checks_pass_on_the_machine(environment: dict[str, str]) -> None:
     chosen = "float32_qwen3,segments,weights,shared_weights,non_finite,graphs,collectives,offload"
-    done = run(environment, "-m", "benchmarks.gpu.check", "--device", "cpu", "--quick", "--only", chosen)
-    assert done.returncode == 0, done.stdout + done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
+    result = run_program(f"gpu.check --device cpu --quick --only {chosen}", env=environment)
     assert result["passed"]
     assert set(result["seconds"]) == set(chosen.split(","))

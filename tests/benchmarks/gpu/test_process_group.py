@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.programs import ROOT, run_program
 from tests.processes import family, is_running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-ROOT = Path(__file__).parents[3]
 # A section with processes that leave its group and its session, and ignore SIGTERM.
 STUBBORN = """
 import os, signal, subprocess, sys, time
@@ -93,15 +93,10 @@ def test_a_run_ends_with_the_program_that_measures_it(number: signal.Signals) ->
 
 def test_a_section_that_exceeds_its_limit_is_an_error_and_other_sections_run(tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
-    command = ("-m", "benchmarks.gpu", "--quick", "--out", str(out))
-    limited = [sys.executable, *command, "--only", "passes_small", "--limit-s", "0.2"]
-    done = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    error = json.loads(done.stdout.splitlines()[-1])["passes_small.error"]
+    limited = run_program("gpu --quick --only passes_small --limit-s 0.2 --out", str(out), code=1)
+    error = limited["passes_small.error"]
     assert error.partition(":")[0] == "no result after 0.2 s"  # the output on stderr follows
-    again = [sys.executable, *command, "--only", "head,passes_small"]
-    done = subprocess.run(again, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_program("gpu --quick --only head,passes_small --out", str(out))
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     measured = [(line["section"], "error" in line) for line in lines if line["section"] != "machine"]
     assert measured == [("passes_small", True), ("head", False), ("passes_small", False)]

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.programs import ROOT
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-ROOT = Path(__file__).parents[3]
 RUN = """
 import sys
 from pathlib import Path

@@ -87,17 +87,20 @@ def test_sections_run_without_facts_of_the_machine_but_not_without_a_gpu(monkeyp
     assert ran == ["machine", "head", "machine"]
 
 
-def test_figures_of_a_file_count_in_later_calls_and_errors_do_not(tmp_path: Path) -> None:
+def test_figures_of_a_file_count_in_later_calls_unless_the_section_or_a_part_failed(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     append_result(path, "machine", {"gpu": "a card"}, 1.0, FACTS)
     append_result(path, "head", {"head_s": 1.0}, 2.0, FACTS)
     append_result(path, "demo", {"error": "no result after 9 s"}, 9.0, FACTS)
     append_result(path, "head", {"head_s": 0.5}, 2.0, FACTS)
+    append_result(path, "weights_1.7B", {"slot_weights_s": 1.0, "ipc_error": "no handle"}, 2.0, FACTS)  # a part failed
     with path.open("a") as file:
         file.write('{"section": "passes_8B", "figu')
     assert read_results(path, is_quick=False) == {"head": {"head_s": 0.5}}
     assert read_results(path, is_quick=True) == {}
-    line = json.loads(path.read_text().splitlines()[1])
+    lines = path.read_text().splitlines()
+    assert json.loads(lines[4])["figures"]["slot_weights_s"] == 1.0
+    line = json.loads(lines[1])
     assert line.pop("date").startswith("20")
     assert line == {"section": "head", "figures": {"head_s": 1.0}, "seconds": 2.0, **FACTS}
 
@@ -123,13 +126,6 @@ def test_a_section_has_the_figures_that_it_sent_even_if_its_end_fails() -> None:
     assert find_figures(Finished(-11, output, "", 1.0), 9.0) == {"x": 1.0, "end_error": "exit code -11"}
     assert find_figures(Finished(0, "a library prints", "", 1.0), 9.0) == {"error": "exit code 0"}
     assert find_figures(Finished(None, "", "a line", 9.0), 9.0) == {"error": "no result after 9.0 s: a line"}
-
-
-def test_figures_with_a_part_that_failed_are_kept_in_the_file_and_measured_again(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    append_result(path, "weights_1.7B", {"slot_weights_s": 1.0, "ipc_error": "no handle"}, 2.0, FACTS)
-    assert json.loads(path.read_text())["figures"]["slot_weights_s"] == 1.0
-    assert read_results(path, is_quick=False) == {}
 
 
 @pytest.mark.parametrize(("model", "tokens"), [("1.7B", 8192), ("4B", 16_384), ("0.6B", 16_384), ("0.6B", 256)])

@@ -17,12 +17,12 @@ from asterism.engine.contract import Capacity, GenerationRequest
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.model.causal_lm import DecoderLayer
+from benchmarks.gpu.training import make_sequences
 from benchmarks.support.fake_cuda.fake_steps import (
     DEVICE,
     StepCosts,
     build_fake_model,
     build_fake_trainer,
-    make_sequences,
     measure_rl_step,
     measure_step_costs,
 )

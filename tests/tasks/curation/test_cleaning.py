@@ -13,7 +13,7 @@ import pytest
 
 from asterism.configs.errors import UnusableInput
 from asterism.tasks.curation.cleaning import CleanOptions, CleanReport, RemovedRow, clean_questions
-from benchmarks.curation.word_problems import copy_exactly, copy_nearly, draw_word_problems, embed
+from tests.tasks.curation.word_problems import copy_exactly, copy_nearly, draw_word_problems, embed
 
 pytestmark = pytest.mark.slow
 
@@ -199,9 +199,3 @@ def test_a_kept_column_that_no_row_has_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnusableInput, match="--keep lvel: no row has this column"):
         clean(source, kept_columns=("lvel",))
     assert not source.with_name("out.jsonl").exists()
-
-
-def test_the_seed_determines_the_word_problems() -> None:
-    first, second = (list(islice(draw_word_problems(Random(SEED)), 5)) for _ in range(2))
-    assert first == second
-    assert len(set(first)) == 5

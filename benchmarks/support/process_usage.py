@@ -1,26 +1,20 @@
-"""Memory of processes, from /proc. A process that exits during the measurement counts as zero."""
+"""Memory and CPU time of processes, from /proc. The memory of a process that has exited counts as zero."""
 
 import contextlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
+
+from asterism.sandbox.inside.server.process_tree import TICK_S, ProcessTree
 
 
 def list_descendants(ancestors: Iterable[int]) -> list[int]:
     """Return the ancestors and all their descendants."""
-    found: list[int] = []
-    new = list(ancestors)
-    while new:
-        found += new
-        new = [child for pid in new for child in _list_children(pid)]
-    return found
-
-
-def _list_children(pid: int) -> list[int]:
-    text = ""
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            text += (task / "children").read_text()
-    return [int(child) for child in text.split()]
+    proc_fd = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return ProcessTree(proc_fd).list_with_descendants(ancestors)
+    finally:
+        os.close(proc_fd)
 
 
 def read_private_mib(pids: Iterable[int]) -> float:
@@ -41,6 +35,12 @@ def read_peak_resident_mib(pid: int) -> float:
     """Return the maximum resident memory so far."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def read_process_cpu_s(pid: int) -> float:
+    """Return the CPU seconds of the process's threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
 def _read_kib(pid: int, names: tuple[str, ...]) -> int:

@@ -6,82 +6,19 @@ from typing import Literal, NamedTuple
 
 Defect = Literal["", "duplicate", "near_duplicate", "overlap"]
 
-_NAMES = [
-    "Ada",
-    "Ben",
-    "Cora",
-    "Dan",
-    "Ella",
-    "Finn",
-    "Gita",
-    "Hugo",
-    "Iris",
-    "Jon",
-    "Kira",
-    "Leo",
-    "Mona",
-    "Nils",
-    "Olga",
-    "Paul",
-    "Rosa",
-    "Sam",
-    "Tara",
-    "Yusuf",
-]
-_THINGS = [
-    "apples",
-    "books",
-    "coins",
-    "stamps",
-    "tickets",
-    "bottles",
-    "flowers",
-    "shirts",
-    "cookies",
-    "pencils",
-    "tiles",
-    "chairs",
-    "letters",
-    "eggs",
-]
-_PLACES = [
-    "market",
-    "school",
-    "farm",
-    "library",
-    "garden",
-    "station",
-    "museum",
-    "bakery",
-    "harbour",
-    "workshop",
-    "kitchen",
-    "office",
-]
-_VERBS = [
-    "buys",
-    "sells",
-    "finds",
-    "packs",
-    "counts",
-    "collects",
-    "delivers",
-    "stores",
-    "paints",
-    "repairs",
-    "borrows",
-    "returns",
-]
-_TIMES = [
-    "on Monday",
-    "in spring",
-    "every week",
-    "before noon",
-    "after work",
-    "during the fair",
-    "at night",
-    "last year",
-]
+_NAMES, _THINGS, _PLACES, _VERBS = map(
+    str.split,
+    (
+        "Ada Ben Cora Dan Ella Finn Gita Hugo Iris Jon Kira Leo Mona Nils Olga Paul Rosa Sam Tara Yusuf",
+        "apples books coins stamps tickets bottles flowers shirts cookies pencils tiles chairs letters eggs",
+        "market school farm library garden station museum bakery harbour workshop kitchen office",
+        "buys sells finds packs counts collects delivers stores paints repairs borrows returns",
+    ),
+)
+_TIMES = (
+    *("on Monday", "in spring", "every week", "before noon", "after work"),
+    *("during the fair", "at night", "last year"),
+)
 _ENDINGS = (
     "How many {thing} are left at the {place}?",
     "What is the total number of {thing} that {name} has?",

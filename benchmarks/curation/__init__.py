@@ -1,1 +1,0 @@
-"""Generates word problems with planted defects, and measures `asterism data clean` on them."""

@@ -1,1 +1,0 @@
-"""Environments and measurements of the benchmark of tasks."""
