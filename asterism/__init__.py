@@ -2,5 +2,5 @@
 
 Each folder of the product is one package: `asterism/engine` is a symbolic link to `engine/`, and the code imports
 `asterism.engine`. A wheel contains the folders in place of the links. Ruff, Pyright, import-linter, pytest, coverage
-and editable installs follow the links without settings of their own; a computed `__path__` works only at run time.
+and editable installs follow the links without settings of their own; a computed `__path__` would not reach them.
 """
