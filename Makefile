@@ -1,5 +1,5 @@
 # Every target works in a fresh clone: it first creates .venv and installs the pinned packages, once.
-# Needs Python 3.11 or newer, git, make and a C compiler. For another Python: make demo PYTHON=python3.12
+# The targets need Python 3.11 or newer, git, make and a C compiler. To use another Python: make demo PYTHON=python3.12
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -12,7 +12,7 @@ BRIDGES_INSTALLED := $(BRIDGES)/.installed
 TRL := .venv-trl
 TRL_INSTALLED := $(TRL)/.installed
 
-# The fast tests run in one process, since the import of torch takes seconds, and the static checks at the same time.
+# The fast tests run in one process, since the import of torch takes seconds. The static checks run at the same time.
 # An empty PYTHONDONTWRITEBYTECODE lets pytest cache the rewritten tests.
 FAST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -m "not slow and not docker and not sglang and not bridges and not nightly" --hypothesis-profile=quick
 # All other tests: two worker processes, each of which runs whole files, since fixtures are per file or per session.
@@ -60,7 +60,7 @@ sandbox-image-local: $(INSTALLED) ## the same without a container registry, as r
 sglang-environment: $(INSTALLED) $(SGLANG_INSTALLED) ## create .venv-sglang for an SGLang server without a GPU; repeats only after constraints-sglang.txt changes
 	@echo "Installed in $(SGLANG)"
 
-# torch with its dependencies first; then only the pinned packages, since SGLang also requires CUDA packages.
+# Install torch with its dependencies; then only the pinned packages, since SGLang also requires CUDA packages.
 $(SGLANG_INSTALLED): constraints-sglang.txt tests/sglang/shims/sglang_cpu_shims.py
 	@command -v $(PYTHON) > /dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or newer, or select one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@test -x $(SGLANG)/bin/pip || $(PYTHON) -m venv --clear $(SGLANG)
@@ -74,7 +74,7 @@ $(SGLANG_INSTALLED): constraints-sglang.txt tests/sglang/shims/sglang_cpu_shims.
 bridges-environment: $(INSTALLED) $(BRIDGES_INSTALLED) ## create .venv-bridges for MCP and OpenEnv servers; repeats only after constraints-bridges.txt changes
 	@echo "Installed in $(BRIDGES)"
 
-# Only the pinned packages, since OpenEnv also requires packages that its servers do not use.
+# Install only the pinned packages, since OpenEnv also requires packages that its servers do not use.
 $(BRIDGES_INSTALLED): constraints-bridges.txt
 	@command -v $(PYTHON) > /dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or newer, or select one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@test -x $(BRIDGES)/bin/pip || $(PYTHON) -m venv --clear $(BRIDGES)
@@ -85,7 +85,7 @@ $(BRIDGES_INSTALLED): constraints-bridges.txt
 trl-environment: $(INSTALLED) $(TRL_INSTALLED) ## create .venv-trl for the comparison with TRL; repeats only after constraints-trl.txt changes
 	@echo "Installed in $(TRL)"
 
-# torch with its dependencies first; then only the pinned packages.
+# Install torch with its dependencies; then only the pinned packages.
 $(TRL_INSTALLED): constraints-trl.txt
 	@command -v $(PYTHON) > /dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or newer, or select one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@test -x $(TRL)/bin/pip || $(PYTHON) -m venv --clear $(TRL)

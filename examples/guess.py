@@ -23,7 +23,7 @@ class Game:
 
 
 def play(row, random):
-    """Make a dialogue for the cold start. Few players halve the range; most guess any digit, so that RL can teach."""
+    """Make a dialogue for the cold start. A quarter of the players halve the range; the others guess any digit."""
     game, low, high, halves = Game(), row["low"], row["low"] + 6, random.random() < 0.25
     messages = [{"role": "user", "content": row["question"]}]
     game.init(row)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from random import Random
 
-# question -> the right expression, then wrong expressions, of which some pass a part of the tests
+# right expression of each question, then wrong expressions, some of which pass a part of the tests
 EXPRESSIONS = {
     "the larger of x and {n}": ("max(x, {n})", "min(x, {n})", "x", "x + {n}"),
     "the smaller of x and {n}": ("min(x, {n})", "max(x, {n})", "x", "x - {n}"),

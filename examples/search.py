@@ -23,7 +23,7 @@ def search(query: str, k: int = 1) -> str:
 
 
 def solve(row, random):
-    """Make a dialogue for the cold start. Most search for the name only or miscompute, so that RL can teach."""
+    """Make a dialogue for the cold start. Most search only for the name or miscompute, so that RL can improve."""
     query = random.choice((row["key"], row["key"].split()[-1]))
     found = search(query)
     code = f"print({found.split()[-1]} {random.choice('*+')} {row['n']})"
