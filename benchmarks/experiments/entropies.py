@@ -16,12 +16,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 
-from asterism.analysis.plotting import BLUE, ORANGE, make_figure, save_figure, style_axes
+from asterism.analysis.plotting import Color, Panel, draw_figure
 from asterism.analysis.token_kinds import KINDS
 from asterism.configs.run_folder import RunFolder
 from asterism.engine.learner.checkpoints.checkpoint_folders import list_saved_steps
@@ -34,7 +35,7 @@ PANELS = (
     ("mean_nats", "Entropy", "nats, mean of the kind", False),
     ("forking_share", "Forking tokens", "of the kind", True),
 )
-_COLORS = (BLUE, ORANGE)
+_COLORS = (Color.BLUE, Color.ORANGE)
 _BAR_WIDTH = 0.38
 
 
@@ -62,14 +63,15 @@ def summarize_kinds(statistics: Sequence[Mapping[str, Any]]) -> dict[str, dict[s
 def draw_kinds(figures: Mapping[str, Mapping[str, Any]], seeds: int, path: Path) -> Path:
     """Draw `figures`. The keys are moment, kind and figure. Raises OSError."""
     subtitle = f"mean of the seeds 0 to {seeds - 1}, with its bootstrap interval of 95 %" if seeds > 1 else "seed 0"
-    figure, panels = make_figure(1, 2, "Which tokens are uncertain?", subtitle)
-    for axes, (key, title, unit, percent) in zip(panels, PANELS, strict=True):
+
+    def draw(key: str, axes: Axes) -> None:
         for number, moment in enumerate(MOMENTS):
             _draw_bars(axes, [figures[moment][kind][key] for kind in KINDS], number, moment)
-        style_axes(axes, title, unit, x_label="", percent=percent)
         axes.set_xticks(range(len(KINDS)), KINDS)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="upper right", fontsize=10, frameon=False)
-    return save_figure(figure, path)
+        axes.legend(loc="upper right", fontsize=10, frameon=False)
+
+    panels = [Panel(title, unit, partial(draw, key), percent, x_label="") for key, title, unit, percent in PANELS]
+    return draw_figure(path, "Which tokens are uncertain?", subtitle, panels, columns=2)
 
 
 def _draw_bars(axes: Axes, summaries: Sequence[Mapping[str, Any]], number: int, label: str) -> None:
