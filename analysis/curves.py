@@ -62,21 +62,21 @@ def has_binary_reward(metrics: RunMetrics) -> bool:
     """Return whether each mean reward is the share of successes, so that both fit on one axis in percent."""
     rewards, shares = (get_column(metrics.steps, name) for name in ("reward", "positive_share"))
     pairs = [*zip(rewards, shares, strict=True)]
-    pairs += [(line.get("reward"), line.get("accuracy")) for line in metrics.evaluation_values.values()]
-    pairs += [(reward, metrics.step_accuracies.get(step)) for step, reward in metrics.step_rewards.items()]
+    pairs += [(line.get("reward"), line.get("accuracy")) for line in metrics.lines.evaluation_values.values()]
+    pairs += [(reward, metrics.lines.step_accuracies.get(step)) for step, reward in metrics.lines.step_rewards.items()]
     return all(
         math.isclose(reward, share, abs_tol=1e-6) for reward, share in pairs if reward is not None and share is not None
     )
 
 
 def _draw_successes(metrics: RunMetrics, training: str, axes: Axes) -> None:
-    _draw_evaluated(axes, metrics, training, metrics.evaluations, metrics.step_accuracies)
+    _draw_evaluated(axes, metrics, training, metrics.lines.evaluations, metrics.lines.step_accuracies)
     axes.set_ylim(0, 1.05)
 
 
 def _draw_rewards(metrics: RunMetrics, axes: Axes) -> None:
-    rewards = {label: line.get("reward") for label, line in metrics.evaluation_values.items()}
-    _draw_evaluated(axes, metrics, "reward", rewards, metrics.step_rewards)
+    rewards = {label: line.get("reward") for label, line in metrics.lines.evaluation_values.items()}
+    _draw_evaluated(axes, metrics, "reward", rewards, metrics.lines.step_rewards)
 
 
 def _draw_components(steps: pl.DataFrame, axes: Axes) -> None:

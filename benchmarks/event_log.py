@@ -25,7 +25,7 @@ from asterism.analysis.event_logs.merged_events import EventFilter, merge_events
 from asterism.analysis.simulation.cluster_model import SimulatedCluster
 from asterism.analysis.simulation.simulate import Simulation
 from asterism.analysis.simulation.workload import Workload
-from asterism.analysis.simulation.workload_presets import SHAPES, draw_named_workload
+from asterism.analysis.simulation.workloads import SHAPES, draw_named_workload
 from asterism.bus.addresses import ARBITER, HEAD, ROLLOUT
 from asterism.bus.codec import encode
 from asterism.bus.event_log.writer import EventLog

@@ -4,13 +4,14 @@ The report selects the problems of its last stage in this way: a checkpoint answ
 drops the problems that all rollouts solve.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from asterism.analysis.evaluation.trace_outcomes import QuestionKey, QuestionOutcome, TraceOutcomes, count_solved
+from asterism.analysis.evaluation.trace_outcomes import QuestionKey, QuestionOutcome, TraceOutcomes
 from asterism.configs.atomic_write import raising_disk_errors, replacing_file
 from asterism.configs.errors import UnusableInput
 from asterism.engine.data.data_files import DatasetRow, list_data_files, read_rows
@@ -81,7 +82,7 @@ def _count(verdicts: list[_Verdict], unvisited: Unvisited) -> FilterReport:
         num_unvisited=sum(each.meets is None for each in verdicts),
         num_failed=sum(each.meets is None and each.outcome is not None for each in verdicts),
         num_written=sum(_is_written(each, unvisited) for each in verdicts),
-        rows_by_solved=dict(count_solved(visited)),
+        rows_by_solved=dict(sorted(Counter(each.solved for each in visited).items())),
     )
 
 
