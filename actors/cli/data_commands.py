@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from asterism.actors.cli.console import check_json_path, check_outputs, make_console, make_table, write_json
-from asterism.actors.cli.data_filter_command import add_filter_command
+from asterism.actors.cli.data_filter_command import FileArgument, add_filter_command
 from asterism.actors.cli.log.subcommands import JsonOption, SetOption
 from asterism.configs.errors import UnusableInput
 
@@ -30,9 +30,6 @@ data_app = typer.Typer(
     help="Prepare data files: fetch, inspect, clean, filter, split and render.", no_args_is_help=True
 )
 
-FileArgument = Annotated[
-    Path, typer.Argument(help="File, or folder of parts, in a format of docs/data.md.", metavar="FILE")
-]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace existing output files.")]
 Answers = Literal["integer", "number", "any"]
 Source = Literal["train", "test", "sft"]
@@ -114,7 +111,7 @@ def clean(
     check_json_path(json_file)
     if taken := [name for name in keep or () if name in OUTPUT_COLUMNS]:
         raise UnusableInput(f"--keep {taken[0]}: the output has a column of this name")
-    removed = output.with_name(f"{_remove_extension(output)}.removed.jsonl")
+    removed = output.with_name(output.name.removesuffix(".gz").removesuffix(".jsonl") + ".removed.jsonl")
     check_outputs([output, removed], [file, *(against or [])], overwrite=overwrite)
     options = CleanOptions(answers, similarity, tuple(against or ()), max_bad_rows, tuple(keep or ()))
     report = clean_questions(file, output, removed, options, find_unreadable_answers)
@@ -228,10 +225,6 @@ def _render_rows(run: RunConfig, source: Source, name: str, count: int) -> Itera
     path = folder.expand_path(task.data if source == "train" else task.test)
     max_bad_rows = run.data.max_bad_rows if source == "train" else 0
     return islice(render_questions(task, descriptions[task.name], path, tokenizer, max_bad_rows), count)
-
-
-def _remove_extension(path: Path) -> str:
-    return path.name.removesuffix(".gz").removesuffix(".jsonl")
 
 
 # ---------------------------------------------------------------- output

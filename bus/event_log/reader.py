@@ -6,15 +6,16 @@ from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from asterism.bus.codec import MalformedFrame, decode
 from asterism.bus.event_log.compression import decompress_frame
 from asterism.bus.event_log.records import SCHEMA_VERSION, Decision, Event, RemovedEvents, compute_checksum
-from asterism.bus.messages import Envelope
+from asterism.bus.messages import Envelope, Message
 from asterism.configs.errors import UnusableInput
 from asterism.configs.file_manifest import DamagedFile, check_file
 
+KindT = TypeVar("KindT", bound=Message)
 _COLUMNS = "e.seq, time, actor, sender, epoch, number, kind, trajectory, frame"
 _IN_TRAJECTORY_OR_GROUP = (
     "e.seq IN (SELECT seq FROM events WHERE trajectory = ? UNION SELECT seq FROM groups WHERE first <= ? AND last >= ?)"
@@ -89,6 +90,14 @@ def decode_event(log: Path, event: Event) -> Envelope:
         return decode(event.frame)
     except MalformedFrame as error:
         raise UnusableLog(f"{log}: event {event.seq} is damaged: {error}") from error
+
+
+def read_messages(log: Path, kind: type[KindT], **filters: Any) -> Generator[tuple[Event, KindT]]:
+    """Yield the events of one kind with their messages; `filters` are those of read_events. Raises UnusableLog."""
+    for event, _ in read_events(log, kinds=[kind.__name__], **filters):
+        message = decode_event(log, event).message
+        assert isinstance(message, kind)
+        yield event, message
 
 
 def _decompress(log: Path, seq: int, stored: bytes) -> bytes:

@@ -35,16 +35,11 @@ def write_context(folder: Path, files: dict[str, bytes], architecture: str) -> N
         install_packages(
             packages / _INSTALL_FOLDER / "requirements.txt", packages / _INSTALL_FOLDER / "packages", architecture
         )
-        _write_files(
-            own / _INSTALL_FOLDER / "asterism/sandbox", {name: files[name] for name in files if _runs_inside(name)}
-        )
+        inside = {name: files[name] for name in files if name == "__init__.py" or name.startswith("inside/")}
+        _write_files(own / _INSTALL_FOLDER / "asterism/sandbox", inside)
         for tree in (packages, own):
             with (folder / f"{tree.name}.tar").open("wb") as stream:
                 write_tar(tree, stream, _set_root_owner)
-
-
-def _runs_inside(name: str) -> bool:
-    return name == "__init__.py" or name.startswith("inside/")
 
 
 def _write_files(root: Path, files: dict[str, bytes]) -> None:

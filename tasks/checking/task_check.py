@@ -27,7 +27,6 @@ from asterism.policies.dialogue.chat_format import (
     build_dialogue_format,
     get_call_format,
 )
-from asterism.policies.dialogue.dialogue_renderer import DialogueRenderer
 from asterism.policies.rollout.trajectory import Rules
 from asterism.policies.tools.task_description import TaskDescription, list_success_warnings
 from asterism.sandbox.contract import Sandbox
@@ -161,7 +160,7 @@ async def check_task_code(inputs: CheckInputs) -> TaskCheck:
     played = await _play_rows(inputs, rules, tokenizer, rows) if rows else _Played([], [])
     counted = {play.row: len(play.prompt_ids) for play in played.plays if play.failed_at != "opening"}
     if not inputs.has_instances:
-        counted |= _count_prompts(rows[:_MAX_COUNTED_PROMPTS], rules.renderer)
+        counted |= {row.name: len(rules.renderer.render_prompt(row.question)) for row in rows[:_MAX_COUNTED_PROMPTS]}
     limit = inputs.task.get_dialogue().prompt_tokens
     findings += find_long_prompts(counted, limit, has_model_tokenizer=inputs.is_model_tokenizer)
     findings += _find_problems(inputs, played)
@@ -208,10 +207,6 @@ def _read_rows(inputs: CheckInputs) -> tuple[list[DatasetProblem], list[CheckFin
 def _choose_rows(rows: Sequence[DatasetProblem]) -> list[DatasetProblem]:
     """Return the first, a middle and the last row; a row may occur more than once."""
     return [rows[0], rows[len(rows) // 2], rows[-1]]
-
-
-def _count_prompts(rows: Sequence[DatasetProblem], renderer: DialogueRenderer) -> dict[str, int]:
-    return {row.name: len(renderer.render_prompt(row.question)) for row in rows}
 
 
 # ---------------------------------------------------------------- plays

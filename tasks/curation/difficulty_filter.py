@@ -48,8 +48,9 @@ def filter_rows(
     Raises DatasetError for an unusable file, and UnusableInput if no row has traces, if `unvisited` refuses rows
     without traces, or if no row remains.
     """
-    if output is not None and output.suffix == PARQUET:
-        _require_parquet(source, output)
+    writes_parquet = output is not None and output.suffix == PARQUET
+    if writes_parquet and any(file.suffix.lower() != PARQUET for file in list_data_files(source)):
+        raise UnusableInput(f"--out {output}: only rows of parquet files become a parquet file; write .jsonl")
     verdicts = [each._replace(row=each.row._replace(fields={})) for each in _judge_rows(source, outcomes, condition)]
     report = _count(verdicts, unvisited)
     _refuse_unusable(source, report, unvisited)
@@ -102,11 +103,6 @@ def _refuse_unusable(source: Path, report: FilterReport, unvisited: Unvisited) -
 
 
 # ---------------------------------------------------------------- output
-
-
-def _require_parquet(source: Path, output: Path) -> None:
-    if any(file.suffix.lower() != PARQUET for file in list_data_files(source)):
-        raise UnusableInput(f"--out {output}: only rows of parquet files become a parquet file; write .jsonl")
 
 
 def _write_lines(source: Path, output: Path, kept: list[bool]) -> None:

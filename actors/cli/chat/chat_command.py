@@ -7,6 +7,7 @@ import typer
 
 from asterism.actors.cli.console import make_console
 from asterism.actors.cli.log.subcommands import SetOption
+from asterism.actors.cli.sandbox_app import AtOption
 
 CheckpointArgumentText = Annotated[
     str,
@@ -75,10 +76,6 @@ ModelOption = Annotated[
 KeyOption = Annotated[
     str, typer.Option("--api-key-variable", metavar="NAME", help="Environment variable with the server's key.")
 ]
-SandboxOption = Annotated[
-    Path | None,
-    typer.Option("--at", metavar="FOLDER", help="Use the sandbox served in this folder (default: start one)."),
-]
 
 
 def chat(
@@ -98,7 +95,7 @@ def chat(
     tokenizer: TokenizerOption = None,
     model: ModelOption = "",
     api_key_variable: KeyOption = "OPENAI_API_KEY",
-    at: SandboxOption = None,
+    at: AtOption = None,
 ) -> None:
     """Talk to a model that calls its tools in the sandbox.
 
