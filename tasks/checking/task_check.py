@@ -18,7 +18,7 @@ from asterism.configs.schema.success import SuccessRule
 from asterism.configs.schema.tasks import TaskConfig
 from asterism.engine.data.data_files import DatasetError, list_data_files
 from asterism.engine.data.datasets import DatasetProblem, read_problems
-from asterism.engine.data.task_inputs import build_renderer, get_row_layout
+from asterism.engine.data.task_inputs import build_task_rules, get_row_layout
 from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
 from asterism.policies.dialogue.chat_format import (
     PROTOCOL_TAGS,
@@ -170,22 +170,12 @@ async def check_task_code(inputs: CheckInputs) -> TaskCheck:
 
 
 def _build_rules(inputs: CheckInputs, tokenizer: FastTokenizer) -> Rules:
-    dialogue, description = inputs.task.get_dialogue(), inputs.description
-    is_limited = description.kind == "dialogue"  # the dialogue answers each turn, so the last turn must end it
+    """Build the rules of a rollout without limits of tokens and turns."""
+    rules = build_task_rules(inputs.run, inputs.task, inputs.description, tokenizer)
+    is_limited = rules.kind == "dialogue"  # the dialogue answers each turn, so the last turn must end it
     num_turns = len(inputs.script.turns) if inputs.script else NUM_PLAYS
-    renderer = build_renderer(dialogue, description, tokenizer)
-    return Rules(
-        renderer=renderer,
-        response_tokens=UNLIMITED,
-        max_turns=num_turns if is_limited else UNLIMITED,
-        max_calls_per_turn=dialogue.max_calls_per_turn,
-        result_characters=dialogue.result_characters,
-        stop_token_ids=renderer.stop_token_ids,
-        result_format=dialogue.result_format,
-        kind=description.kind,
-        surplus_calls=dialogue.surplus_calls,
-        graded_text=dialogue.graded_text,
-    )
+    max_turns = num_turns if is_limited else UNLIMITED
+    return replace(rules, response_tokens=UNLIMITED, prompt_tokens=UNLIMITED, max_turns=max_turns)
 
 
 # ---------------------------------------------------------------- rows
