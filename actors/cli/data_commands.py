@@ -49,12 +49,10 @@ _REASONS = {
 @data_app.command()
 def fetch(
     name: Annotated[str, typer.Argument(help="Data set on the hub, such as openai/gsm8k.", metavar="NAME")],
-    output: Annotated[Path, typer.Option("--output", metavar="FOLDER", help="Folder for its files.")],
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for its files.")],
     include: Annotated[
         list[str] | None,
-        typer.Option(
-            "--include", metavar="PATTERN", help="Only files that match, such as '*.parquet'; may be repeated."
-        ),
+        typer.Option(metavar="PATTERN", help="Only files that match, such as '*.parquet'; may be repeated."),
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit (default: the newest).")] = None,
 ) -> None:
@@ -83,20 +81,18 @@ def inspect(file: FileArgument, json_file: JsonOption = None) -> None:
 @data_app.command(epilog="Example: asterism data clean raw.parquet --output train.jsonl --against aime24.jsonl")
 def clean(
     file: FileArgument,
-    output: Annotated[Path, typer.Option("--output", metavar="FILE", help="Kept rows: .jsonl or .jsonl.gz.")],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="Kept rows: .jsonl or .jsonl.gz.")],
     answers: Annotated[
         Answers, typer.Option(help="Kind of answers to keep; `any` keeps all that the verifier can parse.")
     ] = "integer",
     against: Annotated[
         list[Path] | None,
-        typer.Option("--against", metavar="FILE", help="Test set that training must not contain; may be repeated."),
+        typer.Option(metavar="FILE", help="Test set that training must not contain; may be repeated."),
     ] = None,
     similarity: Annotated[
         float, typer.Option(min=0.3, max=1.0, help="Least share of equal word pairs of nearly equal questions.")
     ] = 0.6,
-    keep: Annotated[
-        list[str] | None, typer.Option("--keep", metavar="COLUMN", help="Column to copy; may be repeated.")
-    ] = None,
+    keep: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Column to copy; may be repeated.")] = None,
     max_bad_rows: Annotated[int, typer.Option(min=0, help="Unusable rows to skip before the command fails.")] = 100,
     overwrite: OverwriteOption = False,
     json_file: JsonOption = None,
@@ -125,8 +121,8 @@ add_filter_command(data_app)
 @data_app.command()
 def split(
     file: FileArgument,
-    test: Annotated[int, typer.Option("--test", min=1, metavar="N", help="Number of distinct test questions.")],
-    output: Annotated[Path, typer.Option("--output", metavar="FOLDER", help="Folder for train.jsonl and test.jsonl.")],
+    test: Annotated[int, typer.Option(min=1, metavar="N", help="Number of distinct test questions.")],
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for train.jsonl and test.jsonl.")],
     seed: Annotated[int, typer.Option(help="Random seed of the choice of test questions.")] = 0,
     overwrite: OverwriteOption = False,
     json_file: JsonOption = None,
