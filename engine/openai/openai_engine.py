@@ -23,6 +23,7 @@ import numpy as np
 import structlog
 
 from asterism.bus.messages import WeightsPublished
+from asterism.bus.process.waiting import cancel_tasks
 from asterism.engine.contract import (
     Capacity,
     EngineFailure,
@@ -206,10 +207,7 @@ class OpenAIEngine:
     async def close(self) -> None:
         """Fail all pending calls. A second call does nothing."""
         self._failure = EngineFailure("the engine is closed")
-        reading = [each.reading for each in self._pending.values() if each.reading is not None]
-        for task in reading:
-            task.cancel()
-        await asyncio.gather(*reading, return_exceptions=True)
+        await cancel_tasks(*(each.reading for each in self._pending.values()))
         await self._session.close()
 
     # ---------------------------------------------------------------- the start

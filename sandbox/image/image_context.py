@@ -17,7 +17,7 @@ from asterism.configs.errors import UnusableInput
 from asterism.sandbox.image.finish_image import MODIFIED_AT
 
 _INSTALL_FOLDER = "opt/asterism"  # path in the image
-# Compatible wheels: architecture by the engine's name, and each manylinux tag up to glibc 2.28.
+# Compatible wheels: pip's name of an architecture by the engine's name, and manylinux tags up to glibc 2.28.
 _WHEEL_ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 _MANYLINUX = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014")
 _PYTHON = "3.11"
@@ -26,7 +26,7 @@ _EXCLUDED = ("bin", "share", "**/tests", "**/include", "**/*.a", "**/*.pyi", "**
 
 
 def write_context(folder: Path, files: dict[str, bytes], architecture: str) -> None:
-    """Fill `folder` with the Dockerfile and two tar files, which keep their times; COPY would set new times."""
+    """Write the Dockerfile and two tar files to `folder`. Tar files keep the times of their files, unlike COPY."""
     (folder / "Dockerfile").write_bytes(files["image/Dockerfile"])
     with tempfile.TemporaryDirectory(prefix="asterism-image-") as parent:
         packages, own = Path(parent, "packages"), Path(parent, "own")
@@ -35,11 +35,16 @@ def write_context(folder: Path, files: dict[str, bytes], architecture: str) -> N
         install_packages(
             packages / _INSTALL_FOLDER / "requirements.txt", packages / _INSTALL_FOLDER / "packages", architecture
         )
-        inside = {name: files[name] for name in files if name == "__init__.py" or name.startswith("inside/")}
-        _write_files(own / _INSTALL_FOLDER / "asterism/sandbox", inside)
+        _write_files(
+            own / _INSTALL_FOLDER / "asterism/sandbox", {name: files[name] for name in files if _runs_inside(name)}
+        )
         for tree in (packages, own):
             with (folder / f"{tree.name}.tar").open("wb") as stream:
                 write_tar(tree, stream, _set_root_owner)
+
+
+def _runs_inside(name: str) -> bool:
+    return name == "__init__.py" or name.startswith("inside/")
 
 
 def _write_files(root: Path, files: dict[str, bytes]) -> None:
@@ -74,7 +79,7 @@ def install_packages(requirements: Path, folder: Path, architecture: str) -> Non
 
 
 def write_tar(root: Path, stream: IO[bytes], adapt: Callable[[TarInfo], TarInfo | None]) -> None:
-    """Write a tar file without times and user names: equal files give equal bytes. `adapt` may drop an entry."""
+    """Write a tar file without times and user names: equal files give equal bytes. `adapt` can drop an entry."""
 
     def strip_metadata(entry: TarInfo) -> TarInfo | None:
         entry.mtime = MODIFIED_AT
