@@ -173,10 +173,8 @@ class Trainer:
         """Recompute old log probabilities; None for the first minibatch: its own forward pass computes them."""
         if self._learner.loss.old_logprobs == "engine" or len(minibatches) < 2:
             return [None] * len(minibatches)
-        old_logprobs: list[OldLogprobs] = [None]
-        for sequences in minibatches[1:]:
-            old_logprobs.append([each for _, each in self.score_without_update(sequences)])
-        return old_logprobs
+        later = ([each for _, each in self.score_without_update(sequences)] for sequences in minibatches[1:])
+        return [None, *later]
 
     def _split_micro_batches(self, sequences: Sequence[SequenceSource]) -> RankShares:
         num_shares, tokens = self._ranks.dims.num_data_ranks, self._learner.memory.micro_batch_tokens
