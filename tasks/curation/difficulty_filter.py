@@ -41,7 +41,7 @@ class _Verdict(NamedTuple):
 
 
 def filter_rows(
-    source: Path, outcomes: TraceOutcomes, condition: RowCondition, unvisited: Unvisited, output: Path | None = None
+    source: Path, outcomes: TraceOutcomes, condition: RowCondition, unvisited: Unvisited, output: Path | None
 ) -> FilterReport:
     """Write the kept rows unchanged, with all columns, in the order of the file.
 

@@ -32,7 +32,7 @@ class RenderedRow(NamedTuple):
 
 
 def render_questions(
-    task: TaskConfig, description: TaskDescription, path: Path, tokenizer: FastTokenizer, max_bad_rows: int = 0
+    task: TaskConfig, description: TaskDescription, path: Path, tokenizer: FastTokenizer, max_bad_rows: int
 ) -> Iterator[RenderedRow]:
     """Render the prompts of rollouts. Raises DatasetError."""
     renderer = build_renderer(task.get_dialogue(), description, tokenizer)
