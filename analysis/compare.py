@@ -7,6 +7,7 @@ rStar2-Agent report) and FOLDER/summary.json, the runs' summaries by folder name
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 
@@ -16,15 +17,7 @@ from matplotlib.axes import Axes
 
 from asterism.analysis.metric_lines import AnalysisError
 from asterism.analysis.metrics import RunMetrics, get_column, read_metrics
-from asterism.analysis.plotting import (
-    PALETTE,
-    draw_legend,
-    draw_line,
-    leave_headroom,
-    make_figure,
-    save_figure,
-    style_axes,
-)
+from asterism.analysis.plotting import PALETTE, Panel, draw_figure, draw_legend, draw_line
 from asterism.analysis.summary import AVERAGED_STEPS
 from asterism.analysis.summary_table import read_summary
 from asterism.configs.atomic_write import write_atomically
@@ -32,6 +25,11 @@ from asterism.configs.errors import EXIT_UNUSABLE
 from asterism.configs.run_folder import RunFolder
 
 _DISPLAY_NAMES = {"roc": "GRPO-RoC", "grpo": "GRPO"}  # label of each run of the ablation, by folder name
+_PANELS = (  # key in metrics.jsonl, title, unit, percent; the first one has the legend
+    ("reward", "Reward", "mean over trajectories", True),
+    ("errors_in_positives", "Tool errors in positives", "share of failed calls in positives", True),
+    ("response_tokens", "Response length", "tokens, mean", False),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,20 +64,14 @@ def compare_runs(run_folders: Sequence[Path], output_folder: Path) -> tuple[Path
 
 def _draw(runs: Sequence[RunMetrics], path: Path) -> Path:
     title = " and ".join(_get_label(run) for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
-    figure, panels = make_figure(1, 3, title, _format_subtitle(runs), panel_inches=3.75, right_margin=0.04)
-    keys = ("reward", "errors_in_positives", "response_tokens")
-    for panel, key in zip(panels, keys, strict=True):
-        _draw_panel(panel, runs, key, percent=key != "response_tokens")
-    style_axes(panels[0], "Reward", "mean over trajectories", percent=True)
-    style_axes(panels[1], "Tool errors in positives", "share of failed calls in positives", percent=True)
-    style_axes(panels[2], "Response length", "tokens, mean")
-    for panel in panels:
-        leave_headroom(panel)
-    draw_legend(panels[0])
-    return save_figure(figure, path)
+    panels = [
+        Panel(name, unit, partial(_draw_panel, runs, key, percent), percent) for key, name, unit, percent in _PANELS
+    ]
+    subtitle = _format_subtitle(runs)
+    return draw_figure(path, title, subtitle, panels, columns=len(panels), panel_inches=3.75, right_margin=0.04)
 
 
-def _draw_panel(axes: Axes, runs: Sequence[RunMetrics], key: str, *, percent: bool) -> None:
+def _draw_panel(runs: Sequence[RunMetrics], key: str, percent: bool, axes: Axes) -> None:
     """Draw one line per run, with its final value in the right margin."""
     columns = [get_column(run.steps, key) for run in runs]
     ends = [_compute_final_mean(values) for values in columns]
@@ -100,6 +92,8 @@ def _draw_panel(axes: Axes, runs: Sequence[RunMetrics], key: str, *, percent: bo
             va="center",
             annotation_clip=False,
         )
+    if key == _PANELS[0][0]:
+        draw_legend(axes)
 
 
 def _compute_label_offset(final_values: Sequence[float | None], run_index: int, highest: float) -> float:

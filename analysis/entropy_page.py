@@ -5,13 +5,19 @@ from html import escape
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from rich.table import Table
 
-from asterism.analysis.plotting import BLUE, GREEN, ORANGE, PURPLE, draw_legend, make_figure, save_figure, style_axes
+from asterism.analysis.plotting import Color, Panel, draw_figure
 from asterism.analysis.token_kinds import KINDS, EntropyStatistics, Kind, ScoredDialogue, ScoredToken
 from asterism.configs.atomic_write import write_atomically
 
-_COLORS: dict[Kind, str] = {"reasoning": BLUE, "reflection": PURPLE, "call": ORANGE, "answer": GREEN}
+_COLORS: dict[Kind, Color] = {
+    "reasoning": Color.BLUE,
+    "reflection": Color.PURPLE,
+    "call": Color.ORANGE,
+    "answer": Color.GREEN,
+}
 _STYLE = """body{font:15px/1.6 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1f2933}
 pre{white-space:pre-wrap;overflow-wrap:anywhere;font:13px/1.7 ui-monospace,monospace;border:1px solid #e6eaef;padding:1rem}
 .given{color:#8a94a3}.forking{text-decoration:underline;text-decoration-thickness:2px}
@@ -37,20 +43,27 @@ def build_entropy_table(statistics: EntropyStatistics) -> Table:
 def draw_entropy(dialogues: Sequence[ScoredDialogue], statistics: EntropyStatistics, title: str, path: Path) -> Path:
     """Draw, by kind, the share of tokens above each entropy and the share of forking tokens. Raises OSError."""
     subtitle = f"{statistics.tokens:,} generated tokens  ·  {statistics.mean_nats:.3f} nats on average"
-    figure, (tail, shares) = make_figure(1, 2, title, subtitle)
-    for kind in statistics.kinds:
-        values = np.sort([token.entropy for each in dialogues for token in each.tokens if token.kind == kind])
-        tail.plot(values, 1 - np.arange(len(values)) / len(values), color=_COLORS[kind], label=kind, linewidth=2)
-    tail.axvline(statistics.forking_nats, color="#8a94a3", linewidth=1, linestyle=":")
-    style_axes(tail, "Tokens above an entropy", "share of the kind's tokens", percent=True, x_label="nats")
-    tail.legend(loc="upper right", fontsize=10, frameon=False)
-    names = list(statistics.kinds)
-    heights = [statistics.kinds[kind].forking_share for kind in names]
-    shares.bar(names, heights, color=[_COLORS[kind] for kind in names], width=0.6)
-    style_axes(shares, "Forking tokens", "share of the kind's tokens", percent=True, x_label="kind")
-    shares.set_xticks(range(len(names)), names)
-    draw_legend(shares)
-    return save_figure(figure, path)
+
+    def draw_tail(axes: Axes) -> None:
+        for kind in statistics.kinds:
+            values = np.sort([token.entropy for each in dialogues for token in each.tokens if token.kind == kind])
+            axes.plot(values, 1 - np.arange(len(values)) / len(values), color=_COLORS[kind], label=kind, linewidth=2)
+        axes.axvline(statistics.forking_nats, color=Color.GREY, linewidth=1, linestyle=":")
+        axes.set_ylim(bottom=0)
+        axes.legend(loc="upper right", fontsize=10, frameon=False)
+
+    def draw_shares(axes: Axes) -> None:
+        names = list(statistics.kinds)
+        heights = [statistics.kinds[kind].forking_share for kind in names]
+        axes.bar(names, heights, color=[_COLORS[kind] for kind in names], width=0.6)
+        axes.set_xticks(range(len(names)), names)
+
+    unit = "share of the kind's tokens"
+    panels = [
+        Panel("Tokens above an entropy", unit, draw_tail, percent=True, x_label="nats", headroom=None),
+        Panel("Forking tokens", unit, draw_shares, percent=True, x_label="kind", headroom=None),
+    ]
+    return draw_figure(path, title, subtitle, panels, columns=2)
 
 
 def write_entropy_page(

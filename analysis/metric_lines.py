@@ -13,6 +13,7 @@ from asterism.configs.file_manifest import check_file
 from asterism.configs.run_folder import RunFolder
 
 Rows = Sequence[Mapping[str, Any]]
+_HEALTH_KEYS = ("step", "check", "action", "message")
 
 
 class AnalysisError(UnusableInput):
@@ -38,19 +39,11 @@ def read_metric_lines(run_folder: Path) -> RunLines:
         steps=_select_steps(lines, "step"),
         sft=_select_steps(lines, "sft"),
         evaluations={line["label"]: line.get("accuracy") for line in evaluations},
-        step_accuracies={
-            line["step"]: line["accuracy"]
-            for line in evaluations
-            if line["label"].startswith("step_") and "accuracy" in line
-        },
+        step_accuracies=_select_step_values(evaluations, "accuracy"),
         evaluation_values={line["label"]: line for line in evaluations if not line["label"].startswith("step_")},
-        step_rewards={
-            line["step"]: line["reward"]
-            for line in evaluations
-            if line["label"].startswith("step_") and "reward" in line
-        },
+        step_rewards=_select_step_values(evaluations, "reward"),
         task_rewards={line["label"]: _read_task_rewards(line) for line in evaluations},
-        health=[_read_health_report(line) for line in lines if line["kind"] == "health"],
+        health=[{key: line.get(key) for key in _HEALTH_KEYS} for line in lines if line["kind"] == "health"],
     )
 
 
@@ -76,8 +69,8 @@ def _select_steps(lines: Sequence[dict[str, Any]], kind: str) -> list[dict[str, 
     return [latest[step] for step in sorted(latest)]
 
 
-def _read_health_report(line: dict[str, Any]) -> dict[str, Any]:
-    return {key: line.get(key) for key in ("step", "check", "action", "message")}
+def _select_step_values(evaluations: Sequence[dict[str, Any]], key: str) -> dict[int, float]:
+    return {line["step"]: line[key] for line in evaluations if line["label"].startswith("step_") and key in line}
 
 
 def _read_task_rewards(line: dict[str, Any]) -> dict[str, float]:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from asterism.analysis.metric_lines import AnalysisError, read_metric_lines
+from asterism.analysis.metric_lines import AnalysisError, RunLines, read_metric_lines
 from asterism.configs.run_folder import RunFolder, StagesFolder
 
 
@@ -14,12 +14,7 @@ class RunMetrics(NamedTuple):
     run: str  # name of the folder
     steps: pl.DataFrame  # one row per RL step, in order
     sft: pl.DataFrame  # one row per step of the cold start, in order
-    evaluations: dict[str, float | None]  # label -> accuracy of the last evaluation; None if every trajectory failed
-    step_accuracies: dict[int, float]  # step -> accuracy of the evaluation during training
-    evaluation_values: dict[str, dict[str, Any]]  # label -> last line, for evaluations at the start and at the end
-    step_rewards: dict[int, float]  # step -> mean reward of the evaluation during training
-    task_rewards: dict[str, dict[str, float]]  # label -> mean reward of the evaluation by task
-    health: list[dict[str, Any]]  # reports of health checks: step, check, action, message
+    lines: RunLines
 
 
 def read_metrics(run_folder: Path, *, require_steps: bool = False) -> RunMetrics:
@@ -27,9 +22,7 @@ def read_metrics(run_folder: Path, *, require_steps: bool = False) -> RunMetrics
     lines = read_metric_lines(run_folder)
     if require_steps and not lines.steps:
         raise AnalysisError(f"{RunFolder(run_folder).metrics}: no RL step yet")
-    frames = _build_frame(lines.steps), _build_frame(lines.sft)
-    accuracies = lines.evaluations, lines.step_accuracies, lines.evaluation_values, lines.step_rewards
-    return RunMetrics(run_folder.resolve().name, *frames, *accuracies, lines.task_rewards, lines.health)
+    return RunMetrics(run_folder.resolve().name, _build_frame(lines.steps), _build_frame(lines.sft), lines)
 
 
 class StageSteps(NamedTuple):

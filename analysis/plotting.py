@@ -1,8 +1,14 @@
-"""Defines the style of all figures: plain panels, faint measurements under their moving mean."""
+"""Draws a figure from a table of panels, all in one style: faint measurements under their moving mean.
 
+panels = [Panel("Entropy", "nats per token", partial(draw_column, steps, "entropy", Color.PURPLE))]
+draw_figure(path, "demo", "60 RL steps", panels, columns=3)
+"""
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
 from io import BytesIO
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -11,21 +17,49 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from asterism.analysis.metrics import get_column
 from asterism.configs.atomic_write import write_atomically
 
-BLUE, ORANGE, GREEN, PURPLE, RED, GREY = "#2b6cb0", "#dd7a2b", "#2f9e6e", "#7a5ab5", "#c8453b", "#8a94a3"
-PALETTE = (BLUE, ORANGE, GREEN, PURPLE, RED)
+
+class Color(StrEnum):
+    BLUE = "#2b6cb0"
+    ORANGE = "#dd7a2b"
+    GREEN = "#2f9e6e"
+    PURPLE = "#7a5ab5"
+    RED = "#c8453b"
+    GREY = "#8a94a3"
+
+
+PALETTE = tuple(color for color in Color if color != Color.GREY)
 _INK, _FAINT_INK, _GRID = "#1f2933", "#5b6673", "#e6eaef"
 _MOVING_MEAN_STEPS = 5
 
 
-def make_figure(
-    rows: int, columns: int, title: str, subtitle: str, *, panel_inches: float = 3.25, right_margin: float = 0.0
-) -> tuple[Figure, list[Axes]]:
-    """Make a figure 1,800 pixels wide, for a README at half that width; the panels are in reading order.
+class Panel(NamedTuple):
+    title: str
+    unit: str  # what the y axis shows
+    draw: Callable[[Axes], object]
+    percent: bool = False
+    x_label: str = "RL step"
+    headroom: float | None = 0.08  # free share above the highest value, on an axis from 0; None: `draw` sets the limits
 
-    `right_margin`: space to the right of each panel for labels, as a share of the figure's width.
+
+def draw_figure(
+    path: Path,
+    title: str,
+    subtitle: str,
+    panels: Sequence[Panel],
+    *,
+    columns: int,
+    panel_inches: float = 3.25,
+    right_margin: float = 0.0,
+) -> Path:
+    """Draw the panels in reading order, and return the path. Raises OSError and DiskError.
+
+    The figure is 1,800 pixels wide, for a README at half that width. `right_margin` is the space to the right of
+    each panel for labels, as a share of the figure's width.
     """
+    rows = -(-len(panels) // columns)
     height = panel_inches * rows + 0.75
     figure = Figure(figsize=(12, height), dpi=150, facecolor="white")
     grid = figure.add_gridspec(
@@ -40,27 +74,35 @@ def make_figure(
     )
     figure.text(0.018, 1 - 0.2 / height, title, fontsize=16, fontweight="bold", color=_INK, va="top")
     figure.text(0.018, 1 - 0.52 / height, subtitle, fontsize=11.5, color=_FAINT_INK, va="top")
-    panels = [figure.add_subplot(grid[row, place]) for row in range(rows) for place in range(columns)]
-    return figure, panels
+    for place, panel in enumerate(panels):
+        axes = figure.add_subplot(grid[divmod(place, columns)])
+        _style_axes(axes, panel)
+        panel.draw(axes)
+        if panel.headroom is not None:
+            highest = axes.dataLim.y1
+            axes.set_ylim(0, highest * (1 + panel.headroom) if np.isfinite(highest) and highest > 0 else 1)
+    return _save_figure(figure, path)
 
 
-def style_axes(axes: Axes, title: str, unit: str, *, percent: bool = False, x_label: str = "RL step") -> None:
-    """Draw title and unit above the panel, and a light grid; y starts at 0."""
-    axes.set_title(title, loc="left", fontsize=12.5, fontweight="bold", color=_INK, pad=24)
-    axes.annotate(
-        unit, (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points", fontsize=10.5, color=_FAINT_INK
-    )
-    axes.set_xlabel(x_label, fontsize=10.5, color=_FAINT_INK)
+def _style_axes(axes: Axes, panel: Panel) -> None:
+    """Draw title and unit above the panel, and a light grid."""
+    axes.set_title(panel.title, loc="left", fontsize=12.5, fontweight="bold", color=_INK, pad=24)
+    above = "axes fraction", "offset points"
+    axes.annotate(panel.unit, (0, 1), (0, 8), *above, fontsize=10.5, color=_FAINT_INK)
+    axes.set_xlabel(panel.x_label, fontsize=10.5, color=_FAINT_INK)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(GREY)
+    axes.spines["bottom"].set_color(Color.GREY)
     axes.grid(axis="y", color=_GRID, linewidth=1)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=10.5, colors=_FAINT_INK, length=0)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-    if percent:
+    if panel.percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_ylim(bottom=0)
+
+
+def draw_column(steps: pl.DataFrame, name: str, color: str, axes: Axes) -> None:
+    draw_line(axes, steps["step"], get_column(steps, name), color)
 
 
 def draw_line(axes: Axes, steps: pl.Series, values: pl.Series, color: str, label: str | None = None) -> None:
@@ -81,16 +123,10 @@ def draw_legend(axes: Axes, place: Literal["lower right", "upper right"] = "lowe
         axes.legend(loc=place, fontsize=10, frameon=True, framealpha=0.85, edgecolor="none", labelcolor=_INK)
 
 
-def leave_headroom(axes: Axes, share: float = 0.08) -> None:
-    """Leave space between the highest value and the title; y starts at 0."""
-    highest = axes.dataLim.y1
-    axes.set_ylim(0, highest * (1 + share) if np.isfinite(highest) and highest > 0 else 1)
-
-
-def save_figure(figure: Figure, path: Path) -> Path:
+def _save_figure(figure: Figure, path: Path) -> Path:
     """Write the figure to `path`, and next to a PNG also as SVG. Equal figures give equal files.
 
-    A symbolic link is replaced, not followed. Raises OSError and DiskError.
+    A symbolic link is replaced, not followed.
     """
     with rc_context({"svg.hashsalt": "asterism"}):  # without a salt, the ids in the SVG are random
         for target in (path, path.with_suffix(".svg")) if path.suffix == ".png" else (path,):

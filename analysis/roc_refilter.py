@@ -1,13 +1,14 @@
 """Judges a run's groups with other Resample-on-Correct settings."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
 import msgspec
 
+from asterism.analysis.evaluation.answer_statistics import compute_mean
 from asterism.bus.addresses import HEAD
 from asterism.bus.event_log.reader import decode_event, read_events
 from asterism.bus.messages import (
@@ -155,8 +156,8 @@ def compute_difference(trajectories: Sequence[CandidateTrajectory]) -> Selection
         run=_compute_stats(run),
         other=_compute_stats(other),
         both=len(both),
-        advantage_change_mean=_compute_mean(_compute_advantage_change(each) for each in either),
-        advantage_change_both_mean=_compute_mean(_compute_advantage_change(each) for each in both),
+        advantage_change_mean=compute_mean([_compute_advantage_change(each) for each in either]),
+        advantage_change_both_mean=compute_mean([_compute_advantage_change(each) for each in both]),
     )
 
 
@@ -172,15 +173,10 @@ def _compute_stats(trajectories: Sequence[CandidateTrajectory]) -> SelectionStat
         trajectories=len(trajectories),
         positives=len(positives),
         failed_call_share=sum(each.calls_failed for each in positives) / calls if calls else None,
-        response_tokens_mean=_compute_mean(each.response_tokens for each in trajectories),
-        reward_mean=_compute_mean(each.reward for each in trajectories),
+        response_tokens_mean=compute_mean([each.response_tokens for each in trajectories]),
+        reward_mean=compute_mean([each.reward for each in trajectories]),
         component_means={
             name: mean(each.components[name] for each in trajectories if name in each.components)
             for name in sorted({name for each in trajectories for name in each.components})
         },
     )
-
-
-def _compute_mean(values: Iterable[float]) -> float | None:
-    listed = list(values)
-    return sum(listed) / len(listed) if listed else None

@@ -28,11 +28,11 @@ def summarize(run: RunConfig, folder: RunFolder, *, wall_s: float, replay_identi
     """Return accuracies in [0, 1] and seconds; `..._end` is the mean of the last ten steps. Raises AnalysisError."""
     metrics = read_metric_lines(folder.path)
     steps, accuracy = metrics.steps, metrics.evaluations
-    last_steps = steps[-AVERAGED_STEPS:]
+    last_steps, first_checkpoint = steps[-AVERAGED_STEPS:], folder.get_checkpoint_path(0)
     return {
         "name": run.name,
         "seed": run.seed,
-        "params": _count_parameters(folder.get_checkpoint_path(0)),
+        "params": count_parameters(first_checkpoint) if first_checkpoint.exists() else None,
         "sft_s": _read_sft_seconds(folder),
         "rl_s": fsum(list_values(steps, "step_s")),
         "wall_s": wall_s,
@@ -88,10 +88,6 @@ def _join_task_rewards(by_label: Mapping[str, Mapping[str, float]]) -> dict[str,
     """Join, by task, the mean rewards of the sampled evaluations before and after RL."""
     start, end = (by_label.get(f"{time}_sampled", {}) for time in ("start", "end"))
     return {name: {"reward_start": start.get(name), "reward_end": end.get(name)} for name in sorted({*start, *end})}
-
-
-def _count_parameters(checkpoint: Path) -> int | None:
-    return count_parameters(checkpoint) if checkpoint.exists() else None
 
 
 def count_trajectories(folder: RunFolder) -> dict[str, int | None]:

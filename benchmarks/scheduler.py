@@ -21,7 +21,7 @@ from rich.console import Console
 from asterism.analysis.simulation.outcome import SimulatedPolicy, SimulationOutcome
 from asterism.analysis.simulation.result_table import build_outcomes_table
 from asterism.analysis.simulation.simulate import simulate
-from asterism.analysis.simulation.workload_presets import SHAPES, draw_named_workload
+from asterism.analysis.simulation.workloads import SHAPES, draw_named_workload
 from asterism.policies.arbiter.arbiter import Arbiter, PolicyName
 from benchmarks.support.benchmark_main import SEED, Flag, Options, benchmark_main, make_policies_flag
 from benchmarks.support.decision_replay import DecisionRecorder, DecisionSpeed

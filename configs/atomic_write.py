@@ -50,13 +50,30 @@ def write_atomically(path: Path, content: bytes, *, is_private: bool = False) ->
 
     `is_private`: only the user can read the file, which can contain secrets. Raises DiskError.
     """
-    new = path.with_name(f"{path.name}.new")
+    with _replacing(path, is_private=is_private) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing_file(path: Path) -> Generator[BufferedIOBase]:
+    """Yield a file that gets its name only when complete; compressed if the name ends with .gz. Raises DiskError."""
+    with _replacing(path) as file:
+        if path.suffix == ".gz":
+            with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:  # equal rows give equal bytes
+                yield cast(BufferedIOBase, compressed)
+        else:
+            yield file
+
+
+@contextmanager
+def _replacing(path: Path, *, is_private: bool = False) -> Generator[BufferedIOBase]:
+    new, mode = path.with_name(f"{path.name}.new"), 0o600 if is_private else 0o666
     try:
         with raising_disk_errors(new):
             if is_private or new.is_symlink():
                 new.unlink(missing_ok=True)  # an existing file would keep its mode
-            with open(new, "wb", opener=_open_private if is_private else _open_without_links) as file:
-                file.write(content)
+            with open(new, "wb", opener=lambda name, flags: _open_without_links(name, flags, mode)) as file:
+                yield file
             new.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -64,31 +81,8 @@ def write_atomically(path: Path, content: bytes, *, is_private: bool = False) ->
         raise
 
 
-def _open_without_links(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
-
-
-@contextmanager
-def replacing_file(path: Path) -> Generator[BufferedIOBase]:
-    """Yield a file that gets its name only when complete; compressed if the name ends with .gz. Raises DiskError."""
-    new = path.with_name(f"{path.name}.new")
-    try:
-        with raising_disk_errors(new):
-            if new.is_symlink():
-                new.unlink()
-            with open(new, "wb", opener=_open_without_links) as file:
-                if path.suffix == ".gz":
-                    with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:  # equal rows give equal bytes
-                        yield cast(BufferedIOBase, compressed)
-                else:
-                    yield file
-            new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
+def _open_without_links(path: str, flags: int, mode: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, mode)
 
 
 @contextmanager

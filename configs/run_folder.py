@@ -11,127 +11,49 @@ import msgspec
 from asterism.configs.errors import UnusableInput
 
 
+class RunPath:
+    """A file or folder below the `path` of a run's folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: "RunFolder | StagesFolder", owner: type) -> Path:
+        return folder.path / self._name
+
+
 class RunFolder(NamedTuple):
     path: Path
     # Name of a joined node: separates its sockets and shared memory from those of other nodes of this machine.
     scratch: str = ""
 
-    @property
-    def config(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def data(self) -> Path:
-        return self.path / "data"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def logs(self) -> Path:
-        """The folder of logs: per process, its structured log `PROCESS.jsonl` and its output `PROCESS.out`."""
-        return self.path / "logs"
-
-    @property
-    def events(self) -> Path:
-        """The folder of event logs: `PROCESS.sqlite` for each process."""
-        return self.path / "events"
-
-    @property
-    def problem_counts(self) -> Path:
-        """The file with the numbers of training and test problems, for replays."""
-        return self.path / "problems.json"
-
-    @property
-    def data_digests(self) -> Path:
-        """The digests of the data files with which the run began."""
-        return self.path / "data.json"
-
-    @property
-    def task_descriptions(self) -> Path:
-        """The tools of the run's tasks with an import path, so that a replay does not import them."""
-        return self.path / "tasks.json"
-
-    @property
-    def metrics(self) -> Path:
-        """The metrics: one JSON line per step of the cold start and of RL, and per evaluation."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def sinks(self) -> Path:
-        """The deliveries of each metric sink, and the identity of the run in the backends."""
-        return self.path / "sinks"
-
-    @property
-    def answers(self) -> Path:
-        """The answers: one JSON line per ended answer of an evaluation."""
-        return self.path / "answers.jsonl"
-
-    @property
-    def provenance(self) -> Path:
-        """The digests of the weights and questions of `asterism eval`."""
-        return self.path / "provenance.json"
-
-    @property
-    def results(self) -> Path:
-        """The results of `asterism eval`."""
-        return self.path / "results.json"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def curves(self) -> Path:
-        return self.path / "curves.png"
-
-    @property
-    def partial_cold_start(self) -> Path:
-        """The newest checkpoint of an unfinished cold start."""
-        return self.checkpoints / "sft_partial"
-
-    @property
-    def dialogue_tokens(self) -> Path:
-        """The token files of the cold start, a folder for each file of dialogues (asterism.engine.data.token_files)."""
-        return self.path / "dialogue_tokens"
-
-    @property
-    def cold_start(self) -> Path:
-        """The curves of the cold start."""
-        return self.path / "cold_start.png"
-
-    @property
-    def utilization(self) -> Path:
-        """The time report of the run, a JSON object; its plot is `utilization_plot`."""
-        return self.path / "utilization.json"
-
-    @property
-    def utilization_plot(self) -> Path:
-        return self.path / "utilization.png"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "lock"
-
-    @property
-    def launch_counter(self) -> Path:
-        """The number of launches of the run."""
-        return self.path / "boots"
-
-    @property
-    def node_counter(self) -> Path:
-        """The number of nodes that have joined, in all launches."""
-        return self.path / "nodes"
+    config = RunPath("config.toml")
+    data = RunPath("data")
+    checkpoints = RunPath("checkpoints")
+    partial_cold_start = RunPath("checkpoints/sft_partial")  # checkpoint within the cold start
+    batches = RunPath("batches")  # batches that the learner received since its last checkpoint
+    dialogue_tokens = RunPath("dialogue_tokens")  # a folder per file of dialogues (asterism.engine.data.token_files)
+    logs = RunPath("logs")  # per process, its structured log `PROCESS.jsonl` and its output `PROCESS.out`
+    events = RunPath("events")  # event logs: `PROCESS.sqlite` for each process
+    problem_counts = RunPath("problems.json")  # numbers of training and test problems, for replays
+    data_digests = RunPath("data.json")  # digests of the data files with which the run began
+    task_descriptions = RunPath("tasks.json")  # tools of tasks with an import path: a replay does not import them
+    metrics = RunPath("metrics.jsonl")  # one line per step of the cold start and of RL, and per evaluation
+    sinks = RunPath("sinks")  # deliveries of each metric sink, and the identity of the run in the backends
+    answers = RunPath("answers.jsonl")  # one line per ended answer of an evaluation
+    provenance = RunPath("provenance.json")  # digests of the weights and questions of `asterism eval`
+    results = RunPath("results.json")  # results of `asterism eval`
+    summary = RunPath("summary.json")
+    curves = RunPath("curves.png")
+    cold_start = RunPath("cold_start.png")  # curves of the cold start
+    utilization = RunPath("utilization.json")  # time report of the run
+    utilization_plot = RunPath("utilization.png")
+    lock = RunPath("lock")
+    launch_counter = RunPath("boots")  # number of launches of the run
+    node_counter = RunPath("nodes")  # number of nodes that have joined, in all launches
 
     def get_isolation_path(self, executor: str) -> Path:
         """Return the file with the isolation that the sandbox backend `auto` chose for an executor in this launch."""
         return self.path / "isolation" / f"{executor}.json"
-
-    @property
-    def batches(self) -> Path:
-        """The batches that the learner received since its last checkpoint."""
-        return self.path / "batches"
 
     @property
     def sockets(self) -> Path:
@@ -168,14 +90,8 @@ class StagesFolder(NamedTuple):
 
     path: Path
 
-    @property
-    def record(self) -> Path:
-        """The file with the names of the stages, in order: {"stages": [...]}."""
-        return self.path / "stages.json"
-
-    @property
-    def curves(self) -> Path:
-        return self.path / "stages.png"
+    record = RunPath("stages.json")  # names of the stages, in order: {"stages": [...]}
+    curves = RunPath("stages.png")
 
     def get_stage(self, number: int, name: str) -> RunFolder:
         """Return the run folder of a stage. `number`: counts from 1."""

@@ -20,13 +20,11 @@ def entropy(
     checkpoint: Annotated[
         str, typer.Argument(help="A run's folder, or RUN:STEP for one of its exported steps.", metavar="RUN[:STEP]")
     ],
-    trajectories: Annotated[
-        int, typer.Option("--trajectories", min=1, help="Number of trajectories of this step to score.")
-    ] = 200,
-    shown: Annotated[int, typer.Option("--shown", min=0, help="Number of dialogues on the page.")] = 20,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed of the choice of trajectories.")] = 0,
+    trajectories: Annotated[int, typer.Option(min=1, help="Number of trajectories of this step to score.")] = 200,
+    shown: Annotated[int, typer.Option(min=0, help="Number of dialogues on the page.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the choice of trajectories.")] = 0,
     temperature: Annotated[
-        float | None, typer.Option("--temperature", min=0, help="Sampling temperature (default: sampling.temperature).")
+        float | None, typer.Option(min=0, help="Sampling temperature (default: sampling.temperature).")
     ] = None,
     json_file: JsonOption = None,
 ) -> None:

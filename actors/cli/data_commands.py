@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from asterism.actors.cli.console import check_json_path, check_outputs, make_console, make_table, write_json
-from asterism.actors.cli.data_filter_command import add_filter_command
+from asterism.actors.cli.data_filter_command import FileArgument, add_filter_command
 from asterism.actors.cli.log.subcommands import JsonOption, SetOption
 from asterism.configs.errors import UnusableInput
 
@@ -30,9 +30,6 @@ data_app = typer.Typer(
     help="Prepare data files: fetch, inspect, clean, filter, split and render.", no_args_is_help=True
 )
 
-FileArgument = Annotated[
-    Path, typer.Argument(help="File, or folder of parts, in a format of docs/data.md.", metavar="FILE")
-]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace existing output files.")]
 Answers = Literal["integer", "number", "any"]
 Source = Literal["train", "test", "sft"]
@@ -52,12 +49,10 @@ _REASONS = {
 @data_app.command()
 def fetch(
     name: Annotated[str, typer.Argument(help="Data set on the hub, such as openai/gsm8k.", metavar="NAME")],
-    output: Annotated[Path, typer.Option("--output", metavar="FOLDER", help="Folder for its files.")],
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for its files.")],
     include: Annotated[
         list[str] | None,
-        typer.Option(
-            "--include", metavar="PATTERN", help="Only files that match, such as '*.parquet'; may be repeated."
-        ),
+        typer.Option(metavar="PATTERN", help="Only files that match, such as '*.parquet'; may be repeated."),
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit (default: the newest).")] = None,
 ) -> None:
@@ -86,20 +81,18 @@ def inspect(file: FileArgument, json_file: JsonOption = None) -> None:
 @data_app.command(epilog="Example: asterism data clean raw.parquet --output train.jsonl --against aime24.jsonl")
 def clean(
     file: FileArgument,
-    output: Annotated[Path, typer.Option("--output", metavar="FILE", help="Kept rows: .jsonl or .jsonl.gz.")],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="Kept rows: .jsonl or .jsonl.gz.")],
     answers: Annotated[
         Answers, typer.Option(help="Kind of answers to keep; `any` keeps all that the verifier can parse.")
     ] = "integer",
     against: Annotated[
         list[Path] | None,
-        typer.Option("--against", metavar="FILE", help="Test set that training must not contain; may be repeated."),
+        typer.Option(metavar="FILE", help="Test set that training must not contain; may be repeated."),
     ] = None,
     similarity: Annotated[
         float, typer.Option(min=0.3, max=1.0, help="Least share of equal word pairs of nearly equal questions.")
     ] = 0.6,
-    keep: Annotated[
-        list[str] | None, typer.Option("--keep", metavar="COLUMN", help="Column to copy; may be repeated.")
-    ] = None,
+    keep: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Column to copy; may be repeated.")] = None,
     max_bad_rows: Annotated[int, typer.Option(min=0, help="Unusable rows to skip before the command fails.")] = 100,
     overwrite: OverwriteOption = False,
     json_file: JsonOption = None,
@@ -114,7 +107,7 @@ def clean(
     check_json_path(json_file)
     if taken := [name for name in keep or () if name in OUTPUT_COLUMNS]:
         raise UnusableInput(f"--keep {taken[0]}: the output has a column of this name")
-    removed = output.with_name(f"{_remove_extension(output)}.removed.jsonl")
+    removed = output.with_name(output.name.removesuffix(".gz").removesuffix(".jsonl") + ".removed.jsonl")
     check_outputs([output, removed], [file, *(against or [])], overwrite=overwrite)
     options = CleanOptions(answers, similarity, tuple(against or ()), max_bad_rows, tuple(keep or ()))
     report = clean_questions(file, output, removed, options, find_unreadable_answers)
@@ -128,8 +121,8 @@ add_filter_command(data_app)
 @data_app.command()
 def split(
     file: FileArgument,
-    test: Annotated[int, typer.Option("--test", min=1, metavar="N", help="Number of distinct test questions.")],
-    output: Annotated[Path, typer.Option("--output", metavar="FOLDER", help="Folder for train.jsonl and test.jsonl.")],
+    test: Annotated[int, typer.Option(min=1, metavar="N", help="Number of distinct test questions.")],
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for train.jsonl and test.jsonl.")],
     seed: Annotated[int, typer.Option(help="Random seed of the choice of test questions.")] = 0,
     overwrite: OverwriteOption = False,
     json_file: JsonOption = None,
@@ -228,10 +221,6 @@ def _render_rows(run: RunConfig, source: Source, name: str, count: int) -> Itera
     path = folder.expand_path(task.data if source == "train" else task.test)
     max_bad_rows = run.data.max_bad_rows if source == "train" else 0
     return islice(render_questions(task, descriptions[task.name], path, tokenizer, max_bad_rows), count)
-
-
-def _remove_extension(path: Path) -> str:
-    return path.name.removesuffix(".gz").removesuffix(".jsonl")
 
 
 # ---------------------------------------------------------------- output

@@ -25,13 +25,11 @@ FileArgument = Annotated[
     Path, typer.Argument(help="File, or folder of parts, in a format of docs/data.md.", metavar="FILE")
 ]
 ByOption = Annotated[
-    list[Path],
-    typer.Option("--by", metavar="TRACES", help="traces.jsonl of `asterism eval`, or its folder; may be repeated."),
+    list[Path], typer.Option(metavar="TRACES", help="traces.jsonl of `asterism eval`, or its folder; may be repeated.")
 ]
 KeepOption = Annotated[
     str,
     typer.Option(
-        "--keep",
         metavar="CONDITION",
         help="Comparison of solved, rollouts, rate, failed, reward, best, worst, spread, tokens and truncated.",
     ),

@@ -12,7 +12,7 @@ from asterism.actors.engines.checkpoint_argument import parse_checkpoint_argumen
 from asterism.analysis.entropy_page import build_entropy_table, draw_entropy, write_entropy_page
 from asterism.analysis.token_kinds import ScoredDialogue, ScoredToken, TurnTags, classify_turn, compute_statistics
 from asterism.bus.addresses import HEAD
-from asterism.bus.event_log.reader import decode_event, read_events
+from asterism.bus.event_log.reader import read_messages
 from asterism.bus.messages import TrajectoryFinished
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
@@ -87,10 +87,7 @@ def _read_finished(folder: RunFolder) -> Iterator[TrajectoryFinished]:
     log = folder.events / f"{HEAD}.sqlite"
     if not log.exists():
         raise UnusableInput(f"{log}: missing; the generated tokens are read from it (log.events)")
-    for event, _ in read_events(log, kinds=["TrajectoryFinished"]):
-        message = decode_event(log, event).message
-        assert isinstance(message, TrajectoryFinished)
-        yield message
+    yield from (message for _, message in read_messages(log, TrajectoryFinished))
 
 
 def _list_versions(finished: TrajectoryFinished) -> set[int]:

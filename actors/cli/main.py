@@ -45,15 +45,12 @@ WorkloadArgument = Annotated[
     ),
 ]
 PoliciesOption = Annotated[
-    str,
-    typer.Option("--policies", help='Comma-separated policies to compare, or "all" ("oracle" knows the true lengths).'),
+    str, typer.Option(help='Comma-separated policies to compare, or "all" ("oracle" knows the true lengths).')
 ]
 LogsOption = Annotated[
     Path | None,
     typer.Option(
-        "--run",
-        metavar="FOLDER",
-        help="Write logs for `asterism report` here, with several policies to a subfolder each.",
+        metavar="FOLDER", help="Write logs for `asterism report` here, with several policies to a subfolder each."
     ),
 ]
 
@@ -79,7 +76,7 @@ def run(
         Path, typer.Argument(help="Configuration file in TOML, such as configs/tiny.toml.", metavar="CONFIG")
     ],
     name: Annotated[
-        str | None, typer.Option("--name", help="Name of the run and of its folder, instead of the configuration's.")
+        str | None, typer.Option(help="Name of the run and of its folder, instead of the configuration's.")
     ] = None,
     override: SetOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run from its last checkpoint.")] = False,
@@ -87,7 +84,7 @@ def run(
         bool, typer.Option("--overwrite", help="Delete an existing run of this name and start over.")
     ] = False,
     from_stage: Annotated[
-        str, typer.Option("--from-stage", metavar="STAGE", help="Begin with this stage; those before are finished.")
+        str, typer.Option(metavar="STAGE", help="Begin with this stage; those before are finished.")
     ] = "",
 ) -> None:
     """Run the full recipe of CONFIG: cold start, RL steps in one or several stages, evaluation.
@@ -124,7 +121,7 @@ def evaluate(
     tokenizer: TokenizerOption = None,
     model: ModelOption = "",
     api_key_variable: KeyOption = "",
-    name: Annotated[str | None, typer.Option("--name", help="Name of the evaluation's folder in runs/.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the evaluation's folder in runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue with the missing answers.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete an existing folder of this name.")] = False,
 ) -> None:
@@ -144,9 +141,7 @@ def evaluate(
 def doctor(
     config: Annotated[
         Path | None,
-        typer.Option(
-            "--config", metavar="FILE", help="Also check what this configuration needs: servers, ports, GPUs."
-        ),
+        typer.Option(metavar="FILE", help="Also check what this configuration needs: servers, ports, GPUs."),
     ] = None,
     override: SetOption = None,
 ) -> None:
@@ -170,15 +165,15 @@ def plan(
     config: Annotated[Path, typer.Argument(help="Configuration file in TOML.", metavar="CONFIG")],
     override: SetOption = None,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", help="a100, h100, h200 or mi300x (default: plan for this machine).")
+        str | None, typer.Option(help="a100, h100, h200 or mi300x (default: plan for this machine).")
     ] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs per node, with --gpu (default: 8).")] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes (default: cluster.nodes).")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs per node, with --gpu (default: 8).")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes (default: cluster.nodes).")] = None,
     gpu_memory_gib: Annotated[float | None, typer.Option(min=0, help="Memory of a GPU.")] = None,
     host_memory_gib: Annotated[float | None, typer.Option(min=0, help="Main memory of a node.")] = None,
     shared_memory_gib: Annotated[float | None, typer.Option(min=0, help="Size of /dev/shm of a node.")] = None,
     disk_gib: Annotated[float | None, typer.Option(min=0, help="Free space for the run's folder.")] = None,
-    mfu: Annotated[float, typer.Option("--mfu", min=0.01, max=1, help="Share of the peak rate in training.")] = 0.4,
+    mfu: Annotated[float, typer.Option(min=0.01, max=1, help="Share of the peak rate in training.")] = 0.4,
     mean_tokens_share: Annotated[
         float, typer.Option(min=0.01, max=1, help="Mean length of a trajectory, as a share of the longest.")
     ] = 0.5,
@@ -208,9 +203,7 @@ def show_config(
     migrate: Annotated[
         Path | None,
         typer.Option(
-            "--migrate",
-            metavar="FILE",
-            help="Rewrite a file with former names of keys and import paths, and print nothing else.",
+            metavar="FILE", help="Rewrite a file with former names of keys and import paths, and print nothing else."
         ),
     ] = None,
 ) -> None:
@@ -241,17 +234,17 @@ def report(
 def simulate(
     workload: WorkloadArgument,
     policies: PoliciesOption = "static,worst_case,kv_lookahead",
-    seed: Annotated[int, typer.Option("--seed", help="Random seed of the workload.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the workload.")] = 0,
     scale: Annotated[float, typer.Option(min=0.01, help="Scale the workload and the cluster by this factor.")] = 1.0,
     step: Annotated[
-        int | None, typer.Option("--step", min=1, help="Step of a recorded run to simulate (default: its last).")
+        int | None, typer.Option(min=1, help="Step of a recorded run to simulate (default: its last).")
     ] = None,
     cluster: Annotated[
-        str | None, typer.Option("--cluster", help="8xh100, 8xh200 or 64xmi300x (default: the workload's own).")
+        str | None, typer.Option(help="8xh100, 8xh200 or 64xmi300x (default: the workload's own).")
     ] = None,
     json_file: JsonOption = None,
     picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE", help="Write a figure of the results; a PNG also as SVG.")
+        Path | None, typer.Option(metavar="FILE", help="Write a figure of the results; a PNG also as SVG.")
     ] = None,
     run: LogsOption = None,
 ) -> None:
@@ -274,7 +267,7 @@ def join(
     endpoint: Annotated[
         str, typer.Argument(help="The run's endpoint, tcp://HOST:PORT, as it prints at its start.", metavar="ENDPOINT")
     ],
-    key: Annotated[Path, typer.Option("--key", metavar="FILE", help="The cluster's key, created by `asterism keys`.")],
+    key: Annotated[Path, typer.Option(metavar="FILE", help="The cluster's key, created by `asterism keys`.")],
     generators: Annotated[
         int | None,
         typer.Option(metavar="N", min=0, help="Number of engines on this node (default: the run's configuration)."),
@@ -283,18 +276,15 @@ def join(
         int | None,
         typer.Option(metavar="N", min=0, help="Number of executors on this node (default: the run's configuration)."),
     ] = None,
-    host: Annotated[
-        str, typer.Option("--host", help="Address at which other nodes reach this one (default: detected).")
-    ] = "",
+    host: Annotated[str, typer.Option(help="Address at which other nodes reach this one (default: detected).")] = "",
     port: Annotated[
-        int, typer.Option("--port", show_default=False, help="First of 100 ports to listen on (default: the run's).")
+        int, typer.Option(show_default=False, help="First of 100 ports to listen on (default: the run's).")
     ] = 0,
     run_folder: Annotated[
-        Path | None,
-        typer.Option("--run-folder", metavar="FOLDER", help="The run's folder, if its path differs on this node."),
+        Path | None, typer.Option(metavar="FOLDER", help="The run's folder, if its path differs on this node.")
     ] = None,
     patience: Annotated[
-        float, typer.Option("--patience", min=0, help="Seconds to wait for an answer of the run before giving up.")
+        float, typer.Option(min=0, help="Seconds to wait for an answer of the run before giving up.")
     ] = 300,
 ) -> None:
     """Add this machine's engines and executors to the run at ENDPOINT until the run ends.

@@ -14,11 +14,7 @@ metrics_app = typer.Typer(help="Deliver the metrics of a run to sinks, such as T
 
 SinkOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--sink",
-        metavar="SINK",
-        help=f"{', '.join(SINK_KINDS)}; may be repeated (default: metrics.sinks of the run).",
-    ),
+    typer.Option(metavar="SINK", help=f"{', '.join(SINK_KINDS)}; may be repeated (default: metrics.sinks of the run)."),
 ]
 
 

@@ -11,12 +11,10 @@ from asterism.actors.cli.log.subcommands import SetOption
 
 sandbox_app = typer.Typer(help="Serve, try, measure and check the sandbox without a run.", no_args_is_help=True)
 ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="FILE", help="Configuration file in TOML (default: built-in defaults)."),
+    Path | None, typer.Option(metavar="FILE", help="Configuration file in TOML (default: built-in defaults).")
 ]
 AtOption = Annotated[
-    Path | None,
-    typer.Option("--at", metavar="FOLDER", help="Use the sandbox served in this folder (default: start one)."),
+    Path | None, typer.Option(metavar="FOLDER", help="Use the sandbox served in this folder (default: start one).")
 ]
 
 
@@ -25,7 +23,6 @@ def serve(
     at: Annotated[
         Path | None,
         typer.Option(
-            "--at",
             metavar="FOLDER",
             help="Private folder for the sandbox's sockets (default: asterism-sandbox in $XDG_RUNTIME_DIR).",
         ),

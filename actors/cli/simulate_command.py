@@ -16,7 +16,7 @@ from asterism.analysis.simulation.recorded_workload import RecordedStep, load_re
 from asterism.analysis.simulation.result_table import build_outcomes_table
 from asterism.analysis.simulation.simulate import simulate
 from asterism.analysis.simulation.workload import Workload
-from asterism.analysis.simulation.workload_presets import SHAPES, draw_named_workload
+from asterism.analysis.simulation.workloads import SHAPES, draw_named_workload
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
 from asterism.policies.arbiter.arbiter import PolicyName

@@ -37,14 +37,11 @@ CodeArgument = Annotated[
         show_default=False,
     ),
 ]
-DataOption = Annotated[Path | None, typer.Option("--data", metavar="FILE", help="Rows of the task.")]
+DataOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Rows of the task.")]
 ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="CONFIG", help="Check a task of this TOML file instead, with --task."),
+    Path | None, typer.Option(metavar="CONFIG", help="Check a task of this TOML file instead, with --task.")
 ]
-TaskOption = Annotated[
-    str, typer.Option("--task", metavar="NAME", help="Name of the task in CONFIG (default: the only one).")
-]
+TaskOption = Annotated[str, typer.Option(metavar="NAME", help="Name of the task in CONFIG (default: the only one).")]
 TaskSetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the task, such as call_limit_s=5; may be repeated."),
@@ -52,14 +49,12 @@ TaskSetOption = Annotated[
 TurnsOption = Annotated[
     Path | None,
     typer.Option(
-        "--turns",
         metavar="FILE",
         help="Turns of the assistant: JSON lines, or text with --- lines between them (default: made from the tools).",
     ),
 ]
 TokenizerOption = Annotated[
-    Path | None,
-    typer.Option("--tokenizer", metavar="FOLDER", help="Folder of a model (default: one token for each byte)."),
+    Path | None, typer.Option(metavar="FOLDER", help="Folder of a model (default: one token for each byte).")
 ]
 
 AttackOption = Annotated[

@@ -14,7 +14,7 @@ from asterism.actors.runtime.wiring import build_rules
 from asterism.analysis.evaluation.answer_records import AnswerRecord, read_answers
 from asterism.analysis.evaluation.set_results import compute_metrics, compute_set_result, group_questions
 from asterism.bus.addresses import HEAD
-from asterism.bus.event_log.reader import decode_event, find_epoch_start, read_events
+from asterism.bus.event_log.reader import find_epoch_start, read_messages
 from asterism.bus.messages import AnyMessage, ComponentSum, MetricsRecorded, RunStarted, TaskCounts
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.algorithm import EvaluationSetConfig
@@ -50,9 +50,7 @@ def find_answered(run: RunConfig, folder: RunFolder, epoch: int) -> tuple[int, .
     log = folder.events / f"{HEAD}.sqlite"
     first = find_epoch_start(log, epoch)
     if first is not None:
-        event, _ = next(read_events(log, kinds=[RunStarted.__name__], since_seq=first))
-        started = decode_event(log, event).message
-        assert isinstance(started, RunStarted)
+        _, started = next(read_messages(log, RunStarted, since_seq=first))
         return started.answered
     return tuple(each.seed for each in read_answers(folder.answers) if not each.is_failed)
 

@@ -14,6 +14,7 @@ from asterism.actors.launch.run_manifest import check_run_files, remove_run_mani
 from asterism.bus.event_log.reader import read_events
 from asterism.bus.process.scratch_lock import holding_scratch, remove_stale_scratch
 from asterism.bus.transport.curve_auth import load_key
+from asterism.configs.atomic_write import sync_paths
 from asterism.configs.choices.sink_kinds import SINK_KINDS
 from asterism.configs.errors import UnusableInput
 from asterism.configs.file_manifest import MANIFEST_NAME
@@ -186,27 +187,14 @@ def check_disk_space(folder: Path) -> None:
 
 def increment_counter(path: Path) -> int:
     """Write and return the new count, from 1, also after a power failure. Raises UnusableInput and OSError."""
-    number = _read_counter(path) + 1
-    new = path.with_name(f"{path.name}.new")
-    with new.open("w") as file:
-        file.write(f"{number}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-    return number
-
-
-def _read_counter(path: Path) -> int:
-    if not path.exists():
-        return 0
-    text = path.read_bytes().strip()
+    text = path.read_bytes().strip() if path.exists() else b"0"
     if not text.isdigit():
         raise UnusableInput(
             f"{path}: not a number: {text[:40]!r}; replace it with a number higher than any earlier one"
         )
-    return int(text)
+    number, new = int(text) + 1, path.with_name(f"{path.name}.new")
+    new.write_text(f"{number}\n")
+    sync_paths([new])
+    new.replace(path)
+    sync_paths([path.parent])
+    return number

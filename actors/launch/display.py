@@ -77,6 +77,10 @@ def _join_nonempty(*parts: str) -> str:
     return "  ".join(part for part in parts if part)
 
 
+def _format_evaluation(values: Mapping[str, float], accuracy_label: str) -> str:
+    return _join_nonempty(_format_metrics(values, accuracy_label), _format_outcome(values))
+
+
 class LiveDisplay:
     """A display with one bar per stage, followed by the metrics of the last step.
 
@@ -101,9 +105,7 @@ class LiveDisplay:
 
     def show_progress(self, progress: ProgressMessage) -> None:
         if progress.stage.startswith("evaluation"):  # an evaluation has no steps
-            shown = _join_nonempty(
-                _format_metrics(progress.values, self._accuracy_label), _format_outcome(progress.values)
-            )
+            shown = _format_evaluation(progress.values, self._accuracy_label)
             self._bars.console.print(f"{progress.stage:<24} {shown}")
             return
         if progress.stage not in self._tasks:
@@ -140,9 +142,7 @@ class PlainDisplay:
             return
         self._last_shown_s = now
         if is_evaluation:
-            shown = _join_nonempty(
-                _format_metrics(progress.values, self._accuracy_label), _format_outcome(progress.values)
-            )
+            shown = _format_evaluation(progress.values, self._accuracy_label)
             self.print_line(f"{time.strftime('%H:%M:%S')} {progress.stage}: {shown}")
             return
         done = progress.step - first

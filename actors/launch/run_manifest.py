@@ -45,7 +45,8 @@ def write_run_manifest(folder: RunFolder, *, has_other_nodes: bool) -> None:
     """
     try:
         for log in folder.events.glob("*.sqlite"):
-            _finish_log(log)
+            with closing(sqlite3.connect(log)) as connection:  # a killed process leaves a write-ahead log
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         write_manifest(folder.path, list_run_files(folder, has_logs=not has_other_nodes))
     except (OSError, sqlite3.Error, DiskError) as error:
         structlog.get_logger().warning("manifest.failed", error=str(error))
@@ -62,9 +63,3 @@ def list_run_files(folder: RunFolder, *, has_logs: bool = True) -> list[Path]:
 
 def _get_manifest(folder: RunFolder) -> Path:
     return folder.path / MANIFEST_NAME
-
-
-def _finish_log(log: Path) -> None:
-    """Move the content of the write-ahead log, which a killed process leaves, into the file."""
-    with closing(sqlite3.connect(log)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -22,6 +22,7 @@ from asterism.actors.launch.child_processes import (
 from asterism.actors.launch.heartbeat_watch import Hang, HeartbeatWatch
 from asterism.bus.process.exit_reason import ExitReason, load_exit_reason
 from asterism.bus.process.heartbeat import Heartbeat
+from asterism.bus.process.waiting import cancel_tasks
 from asterism.configs.errors import EXIT_UNUSABLE
 from asterism.configs.schema.machines import SupervisionConfig
 
@@ -84,9 +85,7 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Stop restarting. ChildProcesses stops the processes that run."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_tasks(*self._tasks)
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         for watch in self._watches.values():

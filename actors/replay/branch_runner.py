@@ -16,7 +16,6 @@ from asterism.bus.transport.in_process import Hub
 from asterism.engine.contract import Engine
 from asterism.policies.arbiter.arbiter import Arbiter
 from asterism.policies.decider import Decider
-from asterism.policies.dialogue.chat_format import TextTokenizer
 from asterism.policies.rollout.rollout import Rollout
 from asterism.policies.rollout.trajectory import Rules, Trajectory
 from asterism.policies.seeded_random import BRANCH, mix
@@ -57,7 +56,6 @@ def fork_trajectories(trajectory: Trajectory, count: int, seed: int | None) -> l
 
 async def continue_trajectories(
     rules: Mapping[str, Rules],
-    tokenizer: TextTokenizer,
     engine: Engine,
     sandbox: Sandbox,
     trajectories: Sequence[Trajectory],
@@ -72,7 +70,7 @@ async def continue_trajectories(
     """
     hub = Hub()
     bus, generator_bus, executor_bus = (hub.join(name, _QUEUE_MESSAGES) for name in (PROCESS, GENERATOR, EXECUTOR))
-    fork = _ForkRunner(bus, rules, tokenizer, make_steady_clock())
+    fork = _ForkRunner(bus, rules, make_steady_clock())
     async with asyncio.TaskGroup() as group:
         group.create_task(Generator(GENERATOR, generator_bus, engine, _ARBITER).run())
         executor = Executor(executor_bus, sandbox, address=_EXECUTOR_ADDRESS, strict=strict, tasks=tasks)
@@ -84,7 +82,7 @@ async def continue_trajectories(
 
 
 class _ForkRunner:
-    def __init__(self, bus: Bus, rules: Mapping[str, Rules], tokenizer: TextTokenizer, clock: Clock) -> None:
+    def __init__(self, bus: Bus, rules: Mapping[str, Rules], clock: Clock) -> None:
         self._bus = bus
         self._clock = clock
         own = {"arbiter": _ARBITER, "buffer": _BUFFER, "launcher": _OBSERVER}

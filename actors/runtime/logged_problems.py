@@ -12,7 +12,7 @@ from typing import Literal, overload
 
 import msgspec
 
-from asterism.bus.event_log.reader import decode_event, read_events
+from asterism.bus.event_log.reader import read_messages
 from asterism.bus.messages import StartGroup
 from asterism.configs.atomic_write import write_atomically
 from asterism.configs.file_manifest import check_file
@@ -92,10 +92,8 @@ class LoggedProblems(Sequence[TokenizedProblem]):
         return index in self._by_index
 
     def _read_log(self) -> None:
-        for event, _ in read_events(self._log, kinds=[StartGroup.__name__], since_seq=self._next_seq):
+        for event, start in read_messages(self._log, StartGroup, since_seq=self._next_seq):
             self._next_seq = event.seq + 1
-            start = decode_event(self._log, event).message
-            assert isinstance(start, StartGroup)
             problem = TokenizedProblem(
                 start.problem, start.ground_truth, start.prompt_ids, start.row, start.task, start.evaluation_set
             )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from asterism.actors.metrics_file import read_steps_written
 from asterism.bus.addresses import HEAD
-from asterism.bus.event_log.reader import decode_event, read_events
+from asterism.bus.event_log.reader import read_messages
 from asterism.bus.messages import BufferCursor, StepCollected, StepOutcome
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
@@ -109,9 +109,4 @@ def list_earlier_steps(log: Path, run: RunConfig, step: int) -> tuple[StepOutcom
 
 def _read_collected_steps(log: Path) -> dict[int, StepCollected]:
     """Read the records by step. If a step ran twice, as after a resume, the later record counts."""
-    messages = (
-        [decode_event(log, event).message for event, _ in read_events(log, kinds=["StepCollected"])]
-        if log.exists()
-        else []
-    )
-    return {message.step: message for message in messages if isinstance(message, StepCollected)}
+    return {message.step: message for _, message in read_messages(log, StepCollected)} if log.exists() else {}

@@ -24,7 +24,13 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.tasks import TaskConfig
 from asterism.engine.data.data_files import DatasetError
 from asterism.engine.data.datasets import QuestionReport, make_training_report, read_problems
-from asterism.engine.data.task_inputs import build_renderer, encode_row, get_row_layout, read_task_descriptions
+from asterism.engine.data.task_inputs import (
+    build_renderer,
+    build_task_rules,
+    encode_row,
+    get_row_layout,
+    read_task_descriptions,
+)
 from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
 from asterism.policies.arbiter.arbiter import Arbiter
 from asterism.policies.decider import Decider
@@ -63,26 +69,6 @@ async def send_engine_left(bus: Bus, left: EngineLeft) -> None:
 def build_rules(run: RunConfig, descriptions: TaskDescriptions, tokenizer: FastTokenizer) -> dict[str, Rules]:
     """Build the rules of each task, by name."""
     return {task.name: build_task_rules(run, task, descriptions[task.name], tokenizer) for task in run.resolved_tasks}
-
-
-def build_task_rules(run: RunConfig, task: TaskConfig, description: TaskDescription, tokenizer: FastTokenizer) -> Rules:
-    dialogue = task.get_dialogue()
-    renderer = build_renderer(dialogue, description, tokenizer)
-    return Rules(
-        renderer=renderer,
-        response_tokens=dialogue.response_tokens,
-        max_turns=dialogue.max_turns,
-        max_calls_per_turn=dialogue.max_calls_per_turn,
-        result_characters=dialogue.result_characters,
-        stop_token_ids=renderer.stop_token_ids,
-        result_format=dialogue.result_format,
-        kind=description.kind,
-        prompt_tokens=dialogue.prompt_tokens,
-        surplus_calls=dialogue.surplus_calls,
-        graded_text=dialogue.graded_text,
-        counts_release_marks=run.roc.penalty == "release",
-        evaluated_response_tokens=run.evaluation.response_tokens,
-    )
 
 
 def build_head_deciders(run: RunConfig, problems: ProblemSets) -> dict[str, Decider]:

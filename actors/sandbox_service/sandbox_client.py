@@ -27,6 +27,7 @@ from asterism.bus.messages import (
     SessionRestored,
 )
 from asterism.bus.process.scratch_lock import name_scratch
+from asterism.bus.process.waiting import cancel_tasks
 from asterism.bus.transport.zeromq import get_socket_path, open_zmq_bus
 from asterism.configs.errors import UnusableInput
 from asterism.policies.rollout.call_transitions import keeps_effects
@@ -104,10 +105,7 @@ class SandboxClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        tasks = self._receive_task, self._watch_task
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_tasks(self._receive_task, self._watch_task)
         await self._bus.close()
         for lane in LANES:
             get_socket_path(self._folder, self._name, lane).unlink(missing_ok=True)

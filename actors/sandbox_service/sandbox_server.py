@@ -47,7 +47,7 @@ from asterism.bus.messages import (
     SessionEnded,
     SessionRestored,
 )
-from asterism.bus.process.waiting import make_interrupt_event, wait_for_first
+from asterism.bus.process.waiting import make_interrupt_event, start_task, wait_for_first
 from asterism.bus.transport.zeromq import get_socket_path, open_zmq_bus
 from asterism.configs.errors import UnusableInput
 from asterism.configs.schema.run_config import RunConfig
@@ -262,9 +262,7 @@ class ClientGateway:
                 return
         self._logger.error("request.refused", client=name, cause=cause)
         if len(self._refusals) < MAX_REFUSALS:  # a client that reads no answers must not block the others
-            task = asyncio.get_running_loop().create_task(self._bus.send(name, answer))
-            self._refusals.add(task)
-            task.add_done_callback(self._refusals.discard)
+            start_task(self._refusals, self._bus.send(name, answer))
 
     async def send(self, to: str, message: AnyMessage) -> None:
         if isinstance(message, CodeFinished | AnswerGraded | CallFailed):

@@ -1,6 +1,6 @@
 """Computes the result of one evaluation on one set of questions, from its answers."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -43,7 +43,7 @@ class EvaluatedQuestion(msgspec.Struct, frozen=True):
     @property
     def score(self) -> float:
         """Share of correct answers, or 0 for a prompt over the limit, which no answer can solve."""
-        return compute_mean([float(each.correct) for each in self.results]) or 0.0
+        return _compute_accuracy(self.results)
 
     def compute_pass_at_k(self, k: int) -> float | None:
         """Return None with fewer than k results."""
@@ -116,7 +116,7 @@ def compute_set_result(questions: Sequence[EvaluatedQuestion], samples: int, see
         failed=len(answers) - len(results),
         failures=_count(each.cause.partition(":")[0] for each in answers if each.is_failed),
         avg=compute_mean(scores),
-        avg_failed_as_wrong=compute_mean([_score_failed_as_wrong(each) for each in questions]),
+        avg_failed_as_wrong=compute_mean([_compute_accuracy(each.answers) for each in questions]),
         standard_error=compute_standard_error(scores),
         interval=compute_bootstrap_interval(scores, seed),
         standard_error_runs=compute_standard_error(_list_run_means(judged, samples)),
@@ -163,8 +163,8 @@ def compute_metrics(name: str, result: SetResult) -> dict[str, float]:
     return {f"set {name}: {key}": float(value) for key, value in values.items() if value is not None}
 
 
-def _score_failed_as_wrong(question: EvaluatedQuestion) -> float:
-    return compute_mean([float(each.correct) for each in question.answers]) or 0.0
+def _compute_accuracy(answers: Sequence[AnswerRecord]) -> float:
+    return compute_mean([float(each.correct) for each in answers]) or 0.0
 
 
 def _list_run_means(questions: Sequence[EvaluatedQuestion], samples: int) -> list[float]:
@@ -181,11 +181,8 @@ def _compute_mean_pass(questions: Sequence[EvaluatedQuestion], k: int) -> float 
     return compute_mean([value for value in found if value is not None])
 
 
-def _count(names: Any) -> dict[str, int]:
-    counts: dict[str, int] = defaultdict(int)
-    for name in names:
-        counts[name] += 1
-    return dict(sorted(counts.items()))
+def _count(names: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(names).items()))
 
 
 def _to_number(text: str) -> float:

@@ -4,7 +4,7 @@ A trace counts as solved if `evaluation.success` held in the run that wrote it (
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -148,11 +148,3 @@ class _Trace(msgspec.Struct):
     ok: bool
     stop_condition: str = ""
     info: _Info = msgspec.field(default_factory=_Info)
-
-
-def count_solved(outcomes: Iterable[QuestionOutcome]) -> Mapping[int, int]:
-    """Count the questions by their number of solved rollouts."""
-    counts: dict[int, int] = {}
-    for each in outcomes:
-        counts[each.solved] = counts.get(each.solved, 0) + 1
-    return dict(sorted(counts.items()))

@@ -9,7 +9,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -49,46 +49,36 @@ def _get_sort_key(group: tuple[str, list[TraceSpan]]) -> tuple[int, str]:
 
 
 def _split_tracks(name: str, group: list[TraceSpan]) -> Iterator[tuple[str, list[TraceSpan]]]:
-    if name == TRAJECTORIES:
-        for number, lane in enumerate(_pack_tracks(_join_trajectories(group))):
-            yield f"lane {number}", [span for each in lane for span in each.parts]
-    else:
-        for number, track in enumerate(_pack_tracks(group)):
-            yield f"{name} #{number}", track
+    is_joined = name == TRAJECTORIES
+    blocks = _join_trajectories(group) if is_joined else [_Block(each.start_s, each.end_s, [each]) for each in group]
+    for number, track in enumerate(_pack_tracks(blocks)):
+        yield f"lane {number}" if is_joined else f"{name} #{number}", [span for each in track for span in each.parts]
 
 
-class _Timed(Protocol):
-    @property
-    def start_s(self) -> float: ...
-    @property
-    def end_s(self) -> float: ...
+class _Block(NamedTuple):
+    """Spans that stay on one track: a trajectory with its phases, or a single span."""
 
-
-_TimedT = TypeVar("_TimedT", bound=_Timed)
-
-
-class _WholeTrajectory(NamedTuple):
     start_s: float
     end_s: float
-    parts: list[TraceSpan]  # the trajectory and its phases
+    parts: list[TraceSpan]
 
 
-def _join_trajectories(group: list[TraceSpan]) -> list[_WholeTrajectory]:
+def _join_trajectories(group: list[TraceSpan]) -> list[_Block]:
     """Join the spans of each trajectory, also those of several launches of a resumed run with the same number."""
     by_trajectory: defaultdict[int | None, list[TraceSpan]] = defaultdict(list)
     for each in group:
         by_trajectory[each.trajectory].append(each)
     return [
-        _WholeTrajectory(min(each.start_s for each in parts), max(each.end_s for each in parts), parts)
+        _Block(min(each.start_s for each in parts), max(each.end_s for each in parts), parts)
         for parts in by_trajectory.values()
     ]
 
 
-def _pack_tracks(group: Sequence[_TimedT]) -> list[list[_TimedT]]:
-    """Distribute spans over as few tracks as possible; a span goes to the track that has been free longest."""
-    tracks: list[list[_TimedT]] = []
+def _pack_tracks(blocks: Sequence[_Block]) -> list[list[_Block]]:
+    """Distribute blocks over as few tracks as possible; a block goes to the track that has been free longest."""
+    tracks: list[list[_Block]] = []
     free: list[tuple[float, int]] = []  # (free since, track)
-    for each in sorted(group, key=lambda each: (each.start_s, each.end_s)):
+    for each in sorted(blocks, key=lambda each: (each.start_s, each.end_s)):
         if free and free[0][0] <= each.start_s:
             _, number = heapq.heappop(free)
         else:

@@ -40,11 +40,6 @@ class ActivationMemory(NamedTuple):
     logits: float  # logits of one chunk in its forward or backward pass, and the gradient of the hidden states
 
     @property
-    def at_logits(self) -> float:
-        """Bytes while the last chunk of logits is computed."""
-        return self.layers + self.ends + self.logits
-
-    @property
     def at_last_layer(self) -> float:
         """Bytes in the backward pass of the last layer, while all other layers still hold their activations."""
         return self.layers + self.ends + self.recomputed + self.gradients

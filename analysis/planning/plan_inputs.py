@@ -39,6 +39,9 @@ class PlannedMachines(msgspec.Struct, frozen=True):
     disk_bytes: float | None = None  # free bytes on the disk of the run's folder
     cpu: GpuSpec | None = None  # measured rates of the processor, without memory
 
+    def get_device(self, name: str) -> GpuSpec | None:
+        return self.gpu if name == "cuda" else self.cpu
+
 
 class Assumptions(NamedTuple):
     """Numbers that no file gives. They are printed with the plan."""

@@ -9,7 +9,6 @@ import msgspec
 from msgspec.structs import replace
 
 from asterism.analysis.planning.memory_plan import compute_cache_tokens
-from asterism.analysis.planning.model_size import ModelSize
 from asterism.analysis.planning.plan_inputs import PlanInputs
 from asterism.analysis.simulation.cluster_model import GpuSpec, ModelShape, StepCostModel, estimate_roofline_cost
 from asterism.engine.model.model_config import DecoderConfig
@@ -54,7 +53,7 @@ def compute_training_s(flops: float, devices: int, peak: float, mfu: float) -> f
 
 def estimate_step(inputs: PlanInputs) -> StepSeconds:
     flops = _count_step_flops(inputs)
-    learner, engine = _find_learner_device(inputs), _find_engine_device(inputs)
+    learner, engine = (inputs.machines.get_device(part.device) for part in (inputs.run.learner, inputs.run.engine))
     training_s = None
     if learner is not None:
         count = inputs.ranks if inputs.run.learner.device == "cuda" else inputs.run.cluster.learner_nodes
@@ -85,14 +84,6 @@ def _count_step_flops(inputs: PlanInputs) -> float:
     return trained * (1 + forward_passes / 3)
 
 
-def _find_learner_device(inputs: PlanInputs) -> GpuSpec | None:
-    return inputs.machines.gpu if inputs.run.learner.device == "cuda" else inputs.machines.cpu
-
-
-def _find_engine_device(inputs: PlanInputs) -> GpuSpec | None:
-    return inputs.machines.gpu if inputs.run.engine.device == "cuda" else inputs.machines.cpu
-
-
 def _count_copies(inputs: PlanInputs) -> float:
     """Count the copies of the model that generate at full speed: engines that share a device count as one."""
     run, nodes = inputs.run, inputs.run.cluster.nodes
@@ -116,7 +107,8 @@ def _estimate_cost(inputs: PlanInputs, device: GpuSpec) -> StepCostModel:
     tensor_parallel = inputs.run.servers.tensor_parallel
     shape = ModelShape(
         config.model_type,
-        parameters=_count_read_parameters(size),
+        # A step with many sequences reads all experts, but no embedding of an untied model.
+        parameters=size.total - (size.embedding if size.head else 0),
         layers=config.num_layers,
         heads=config.num_heads,
         kv_heads=config.num_kv_heads,
@@ -125,8 +117,3 @@ def _estimate_cost(inputs: PlanInputs, device: GpuSpec) -> StepCostModel:
     )
     cost = estimate_roofline_cost(shape, device, tensor_parallel)
     return replace(cost, token_s=cost.token_s * size.active / shape.parameters)
-
-
-def _count_read_parameters(size: ModelSize) -> int:
-    """Count the parameters that a step with many sequences reads: all experts, but no embedding of an untied model."""
-    return size.total - (size.embedding if size.head else 0)

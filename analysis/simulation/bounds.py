@@ -18,7 +18,8 @@ class MakespanBounds(msgspec.Struct, frozen=True):
 
 
 def compute_bounds(workload: Workload, cluster: SimulatedCluster) -> MakespanBounds:
-    return MakespanBounds(work_s=_compute_work_s(workload, cluster), chain_s=_compute_chain_s(workload, cluster))
+    chain_s = max(_compute_alone_s(plan, cluster.cost) for plan in workload.plans)
+    return MakespanBounds(_compute_work_s(workload, cluster), chain_s)
 
 
 def _compute_work_s(workload: Workload, cluster: SimulatedCluster) -> float:
@@ -45,10 +46,6 @@ def _count_read_tokens(plan: TrajectoryPlan, skipped_tokens: int = 0) -> float:
         read += (last - begin) * ((begin + last - 1) / 2 - skipped_tokens)
         begin = last + turn.result_tokens
     return read
-
-
-def _compute_chain_s(workload: Workload, cluster: SimulatedCluster) -> float:
-    return max(_compute_alone_s(plan, cluster.cost) for plan in workload.plans)
 
 
 def _compute_alone_s(plan: TrajectoryPlan, cost: StepCostModel) -> float:

@@ -129,20 +129,19 @@ def estimate_roofline_cost(model: ModelShape, gpu: GpuSpec, tensor_parallel: int
     )
 
 
-def compute_kv_capacity(model: ModelShape, gpu: GpuSpec, tensor_parallel: int = 1, memory_share: float = 0.9) -> int:
+def compute_kv_capacity(model: ModelShape, gpu: GpuSpec, memory_share: float) -> int:
     """Count the KV tokens that fit next to the weights into the engine's share of the memory."""
-    available_bytes = tensor_parallel * gpu.memory_bytes * memory_share - model.weight_bytes
+    available_bytes = gpu.memory_bytes * memory_share - model.weight_bytes
     return max(0, int(available_bytes // model.kv_bytes_per_token))
 
 
-def build_cluster(
-    model: ModelShape, gpu: GpuSpec, gpus: int, tensor_parallel: int = 1, memory_share: float = 0.9
-) -> SimulatedCluster:
+def build_cluster(model: ModelShape, gpu: GpuSpec, gpus: int, memory_share: float = 0.9) -> SimulatedCluster:
+    """Build a cluster with an engine on each GPU."""
     return SimulatedCluster(
         name=f"{gpus}x{gpu.name}",
-        engines=gpus // tensor_parallel,
-        kv_tokens=compute_kv_capacity(model, gpu, tensor_parallel, memory_share),
-        cost=estimate_roofline_cost(model, gpu, tensor_parallel),
+        engines=gpus,
+        kv_tokens=compute_kv_capacity(model, gpu, memory_share),
+        cost=estimate_roofline_cost(model, gpu),
     )
 
 

@@ -107,12 +107,10 @@ class ExecutorLoadLine(LogLine, frozen=True, kw_only=True):
     code_s: float | None = None
 
 
-def _derive_line(
-    struct: type[msgspec.Struct], unused_fields: Sequence[str], added_fields: Mapping[str, type] = {}, **defaults: str
-) -> type[LogLine]:
-    """Derive a line type with the fields of `struct` and `added_fields`, without `unused_fields`."""
-    types = {field.name: field.type for field in msgspec.structs.fields(struct) if field.name not in unused_fields}
-    fields = [(name, kind, defaults.get(name, msgspec.NODEFAULT)) for name, kind in {**types, **added_fields}.items()]
+def _derive_line(struct: type[msgspec.Struct], unused_fields: Sequence[str], **defaults: str) -> type[LogLine]:
+    """Derive a line type with the fields of `struct`, without `unused_fields`."""
+    used = [field for field in msgspec.structs.fields(struct) if field.name not in unused_fields]
+    fields = [(field.name, field.type, defaults.get(field.name, msgspec.NODEFAULT)) for field in used]
     line = msgspec.defstruct(f"{struct.__name__}Line", fields, bases=(LogLine,), frozen=True, kw_only=True)
     return cast("type[LogLine]", line)
 

@@ -1,6 +1,8 @@
 """Draws the curves of an experiment's variants: the mean of the seeds, and a band of one standard error."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +10,8 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from asterism.analysis.metrics import RunMetrics, get_column
-from asterism.analysis.plotting import GREY, PALETTE, draw_legend, leave_headroom, make_figure, save_figure, style_axes
+from asterism.analysis.plotting import Color, Panel, draw_figure, draw_legend
 
-_COLORS = (*PALETTE, GREY)
 _PANELS = (  # key in metrics.jsonl, title, unit, percent
     ("reward", "Reward", "mean of all rollouts", False),
     ("errors_in_positives", "Tool errors in right answers", "share of calls that failed", True),
@@ -22,14 +23,16 @@ _PANELS = (  # key in metrics.jsonl, title, unit, percent
 def draw_variants(title: str, curves: Mapping[str, Sequence[RunMetrics]], seeds: int, path: Path) -> Path:
     """Draw the mean curves. `curves` has the runs of all seeds by variant. Raises OSError."""
     band = ", band: one standard error" if seeds > 1 else ""
-    figure, panels = make_figure(2, 2, title, f"mean of the seeds 0 to {seeds - 1}{band}" if seeds > 1 else "seed 0")
-    for axes, (key, name, unit, percent) in zip(panels, _PANELS, strict=True):
-        for number, (variant, runs) in enumerate(curves.items()):
-            _draw_mean(axes, stack_seeds(runs, key), _COLORS[number % len(_COLORS)], variant)
-        style_axes(axes, name, unit, percent=percent)
-        leave_headroom(axes)
-    draw_legend(panels[0])
-    return save_figure(figure, path)
+    subtitle = f"mean of the seeds 0 to {seeds - 1}{band}" if seeds > 1 else "seed 0"
+    panels = [Panel(name, unit, partial(_draw_means, curves, key), percent) for key, name, unit, percent in _PANELS]
+    return draw_figure(path, title, subtitle, panels, columns=2)
+
+
+def _draw_means(curves: Mapping[str, Sequence[RunMetrics]], key: str, axes: Axes) -> None:
+    for (variant, runs), color in zip(curves.items(), cycle(Color), strict=False):
+        _draw_mean(axes, stack_seeds(runs, key), color, variant)
+    if key == _PANELS[0][0]:
+        draw_legend(axes)
 
 
 def stack_seeds(runs: Sequence[RunMetrics], key: str) -> NDArray[np.float64]:

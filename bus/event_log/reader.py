@@ -6,15 +6,16 @@ from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from asterism.bus.codec import MalformedFrame, decode
 from asterism.bus.event_log.compression import decompress_frame
 from asterism.bus.event_log.records import SCHEMA_VERSION, Decision, Event, RemovedEvents, compute_checksum
-from asterism.bus.messages import Envelope
+from asterism.bus.messages import Envelope, Message
 from asterism.configs.errors import UnusableInput
 from asterism.configs.file_manifest import DamagedFile, check_file
 
+KindT = TypeVar("KindT", bound=Message)
 _COLUMNS = "e.seq, time, actor, sender, epoch, number, kind, trajectory, frame"
 _IN_TRAJECTORY_OR_GROUP = (
     "e.seq IN (SELECT seq FROM events WHERE trajectory = ? UNION SELECT seq FROM groups WHERE first <= ? AND last >= ?)"
@@ -91,6 +92,14 @@ def decode_event(log: Path, event: Event) -> Envelope:
         raise UnusableLog(f"{log}: event {event.seq} is damaged: {error}") from error
 
 
+def read_messages(log: Path, kind: type[KindT], **filters: Any) -> Generator[tuple[Event, KindT]]:
+    """Yield the events of one kind with their messages; `filters` are those of read_events. Raises UnusableLog."""
+    for event, _ in read_events(log, kinds=[kind.__name__], **filters):
+        message = decode_event(log, event).message
+        assert isinstance(message, kind)
+        yield event, message
+
+
 def _decompress(log: Path, seq: int, stored: bytes) -> bytes:
     try:
         return decompress_frame(stored)
@@ -100,29 +109,25 @@ def _decompress(log: Path, seq: int, stored: bytes) -> bytes:
 
 def read_first_time(path: Path) -> float | None:
     """Return the time of the first event; None for an empty log."""
-    with _open_log(path) as connection:
-        if _is_empty(path, connection):
-            return None
-        row = connection.execute("SELECT time FROM events ORDER BY seq LIMIT 1").fetchone()
-        return None if row is None else row[0]
+    return _select_value(path, "SELECT time FROM events ORDER BY seq LIMIT 1")
 
 
 def read_last_seq(path: Path) -> int:
     """Return the number of the last event; 0 for an empty log."""
-    with _open_log(path) as connection:
-        query = "SELECT coalesce(max(seq), 0) FROM events"
-        return 0 if _is_empty(path, connection) else connection.execute(query).fetchone()[0]
+    return _select_value(path, "SELECT max(seq) FROM events") or 0
 
 
 def find_epoch_start(path: Path, epoch: int) -> int | None:
     """Return the number of the process's RunStarted in this epoch, or None."""
-    if not path.exists():
-        return None
+    query = "SELECT min(seq) FROM events WHERE kind = 'RunStarted' AND epoch = ?"
+    return _select_value(path, query, epoch) if path.exists() else None
+
+
+def _select_value(path: Path, query: str, *values: int) -> Any:
+    """Return the first column of the first row; None without a row."""
     with _open_log(path) as connection:
-        if _is_empty(path, connection):
-            return None
-        query = "SELECT min(seq) FROM events WHERE kind = 'RunStarted' AND epoch = ?"
-        return connection.execute(query, (epoch,)).fetchone()[0]
+        row = None if _is_empty(path, connection) else connection.execute(query, values).fetchone()
+        return None if row is None else row[0]
 
 
 def list_removed_events(path: Path) -> list[RemovedEvents]:

@@ -5,9 +5,9 @@ import contextlib
 import os
 import signal
 import stat
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
@@ -25,9 +25,23 @@ async def wait_for_first(*works: Awaitable[Result]) -> Result:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return next(task for task in tasks if task in done).result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_tasks(*tasks)
+
+
+async def cancel_tasks(*tasks: asyncio.Future[Any] | None) -> None:
+    """Cancel the tasks and wait for their end."""
+    existing = [task for task in tasks if task is not None]
+    for task in existing:
+        task.cancel()
+    await asyncio.gather(*existing, return_exceptions=True)
+
+
+def start_task(tasks: set[asyncio.Task[Result]], work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+    """Start a task that stays in `tasks` until it ends: the event loop alone does not keep it."""
+    task = asyncio.get_running_loop().create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
 
 
 async def wait_for_exit(pid: int) -> None:

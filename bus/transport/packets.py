@@ -3,7 +3,7 @@
 A packet without frames is a probe: it requests a report of the frames that the receiver has.
 """
 
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -43,6 +43,7 @@ class Ack(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown
     sent_before: _Number  # frames with lower numbers were sent before the answered packet; 0 without such a packet
 
 
+PacketT = TypeVar("PacketT", Packet, Ack)
 _encoder = msgspec.msgpack.Encoder()
 _packet_decoder = msgspec.msgpack.Decoder(Packet)
 _ack_decoder = msgspec.msgpack.Decoder(Ack)
@@ -54,15 +55,16 @@ def decode_packet(data: bytes) -> Packet:
     """Return the packet. Raises MalformedPacket."""
     if len(data) > MAX_PACKET_BYTES:
         raise MalformedPacket(f"{len(data)} bytes, more than the {MAX_PACKET_BYTES} allowed")
-    try:
-        return _packet_decoder.decode(data)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise MalformedPacket(str(error)) from error
+    return _decode(_packet_decoder, data)
 
 
 def decode_ack(data: bytes) -> Ack:
     """Return the acknowledgement. Raises MalformedPacket."""
+    return _decode(_ack_decoder, data)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[PacketT], data: bytes) -> PacketT:
     try:
-        return _ack_decoder.decode(data)
+        return decoder.decode(data)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise MalformedPacket(str(error)) from error

@@ -49,7 +49,7 @@ def join_reasoning(content: str, reasoning: str | None, prefill: str, tag: str, 
             return begun
         own = split_reasoning(content, tag, calls)
         reasoning, content = own if own != ("", content) else split_reasoning(content, calls=calls)
-    elif _starts_with_reasoning(content, tag, calls):
+    elif any(split_reasoning(content, each, calls) != ("", content) for each in (tag, THINK)):
         raise BrokenTags("has reasoning in its text and in a separate field; keep only one of the two")
     separator = "\n" if content else ""
     return f"{prefill}{reasoning}</{tag}>{separator}{content}"
@@ -71,10 +71,6 @@ def require_pairs(text: str, *tags: str, prefix: str = "", calls: ToolCallFormat
         open_tag = "" if closes else name
     if open_tag:
         raise BrokenTags(f"has <{open_tag}> without its pair; each tag of reasoning needs its pair")
-
-
-def _starts_with_reasoning(content: str, tag: str, calls: ToolCallFormat) -> bool:
-    return any(split_reasoning(content, each, calls) != ("", content) for each in (tag, THINK))
 
 
 def _find_call(text: str, calls: ToolCallFormat) -> int:

@@ -17,6 +17,7 @@ from asterism.engine.model.family_renderer import build_family_renderer
 from asterism.engine.model.tokenizer import FastTokenizer
 from asterism.policies.dialogue.chat_format import DialogueFormat, build_dialogue_format
 from asterism.policies.dialogue.dialogue_renderer import ChatMLRenderer, DialogueRenderer
+from asterism.policies.rollout.trajectory import Rules
 from asterism.policies.tools.task_description import MATH, TaskDescription, TaskDescriptions, list_reward_functions
 
 
@@ -59,6 +60,27 @@ def build_renderer(config: DialogueConfig, description: TaskDescription, tokeniz
     dialogue = build_dialogue_format(config, description)
     return (
         build_family_renderer(config, dialogue, tokenizer) if config.renderer else ChatMLRenderer(tokenizer, dialogue)
+    )
+
+
+def build_task_rules(run: RunConfig, task: TaskConfig, description: TaskDescription, tokenizer: FastTokenizer) -> Rules:
+    """Build the rules of a task's trajectories. Raises UnusableInput for an unusable `renderer`."""
+    dialogue = task.get_dialogue()
+    renderer = build_renderer(dialogue, description, tokenizer)
+    return Rules(
+        renderer=renderer,
+        response_tokens=dialogue.response_tokens,
+        max_turns=dialogue.max_turns,
+        max_calls_per_turn=dialogue.max_calls_per_turn,
+        result_characters=dialogue.result_characters,
+        stop_token_ids=renderer.stop_token_ids,
+        result_format=dialogue.result_format,
+        kind=description.kind,
+        prompt_tokens=dialogue.prompt_tokens,
+        surplus_calls=dialogue.surplus_calls,
+        graded_text=dialogue.graded_text,
+        counts_release_marks=run.roc.penalty == "release",
+        evaluated_response_tokens=run.evaluation.response_tokens,
     )
 
 

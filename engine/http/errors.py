@@ -7,6 +7,8 @@ EngineFailure            base class, in asterism.engine.contract
   InvalidResponse        a response that no supported server sends
 """
 
+from collections.abc import Collection
+
 import msgspec
 
 from asterism.engine.contract import EngineFailure
@@ -33,6 +35,11 @@ class ServerStatusError(EngineFailure):
 
 class InvalidResponse(EngineFailure):
     pass
+
+
+def is_safe_to_repeat(failure: ServerUnreachable | ServerStatusError, statuses: Collection[int]) -> bool:
+    """Return whether the server has not started the request: it did not receive it, or answered one of `statuses`."""
+    return failure.status in statuses if isinstance(failure, ServerStatusError) else not failure.request_sent
 
 
 class _ErrorDetail(msgspec.Struct):

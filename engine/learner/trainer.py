@@ -101,7 +101,7 @@ class Trainer:
         metrics of micro batches and of experts. The group of a sequence is the number of its file."""
         sft = self._run.sft
         lr_scale = cosine_schedule(self.step, sft.steps, sft.warmup_steps)
-        update = self._run_update(sequences, lr_scale, _compute_cold_start_loss)
+        update = self._run_update(sequences, lr_scale, lambda batch, _: compute_sft_loss(batch))
         self.step += 1
         planned = [(sequences, self._split_micro_batches(sequences))]
         losses = compute_file_losses(update.sums.token_sums, sft.file_names)
@@ -173,10 +173,8 @@ class Trainer:
         """Recompute old log probabilities; None for the first minibatch, whose own forward pass computes them."""
         if self._learner.loss.old_logprobs == "engine" or len(minibatches) < 2:
             return [None] * len(minibatches)
-        old_logprobs: list[OldLogprobs] = [None]
-        for sequences in minibatches[1:]:
-            old_logprobs.append([each for _, each in self.score_without_update(sequences)])
-        return old_logprobs
+        later = ([each for _, each in self.score_without_update(sequences)] for sequences in minibatches[1:])
+        return [None, *later]
 
     def _split_micro_batches(self, sequences: Sequence[SequenceSource]) -> RankShares:
         num_shares, tokens = self._ranks.dims.num_data_ranks, self._learner.memory.micro_batch_tokens
@@ -304,10 +302,6 @@ class Trainer:
         self.start_stage(state.stage)
         self.step = state.step
         load_training_state(checkpoint, self.model, self._optimizers, state.step, self._ranks)
-
-
-def _compute_cold_start_loss(batch: LossInput, _reference_logprobs_N: Tensor | None) -> LossOutput:
-    return compute_sft_loss(batch)
 
 
 def _build_loss_input(

@@ -23,6 +23,7 @@ import numpy as np
 import structlog
 
 from asterism.bus.messages import WeightsPublished
+from asterism.bus.process.waiting import cancel_tasks
 from asterism.engine.contract import (
     Capacity,
     EngineFailure,
@@ -34,7 +35,13 @@ from asterism.engine.contract import (
     WeightsRefused,
     check_request,
 )
-from asterism.engine.http.errors import InvalidResponse, ServerStatusError, ServerTimeout, ServerUnreachable
+from asterism.engine.http.errors import (
+    InvalidResponse,
+    ServerStatusError,
+    ServerTimeout,
+    ServerUnreachable,
+    is_safe_to_repeat,
+)
 from asterism.engine.http.http_session import HttpSession, make_status_error
 from asterism.engine.model.tokenizer import FastTokenizer
 from asterism.engine.openai.completions_api import (
@@ -200,10 +207,7 @@ class OpenAIEngine:
     async def close(self) -> None:
         """Fail all pending calls. A second call does nothing."""
         self._failure = EngineFailure("the engine is closed")
-        reading = [each.reading for each in self._pending.values() if each.reading is not None]
-        for task in reading:
-            task.cancel()
-        await asyncio.gather(*reading, return_exceptions=True)
+        await cancel_tasks(*(each.reading for each in self._pending.values()))
         await self._session.close()
 
     # ---------------------------------------------------------------- the start
@@ -249,10 +253,11 @@ class OpenAIEngine:
                     await self._read_stream(pending, body)
                 return
             except (ServerUnreachable, ServerStatusError) as failure:
-                if pending.output.token_ids or delay_s is None or not _is_safe_to_repeat(failure):
+                if pending.output.token_ids or delay_s is None or not is_safe_to_repeat(failure, _RETRIED_STATUSES):
                     raise
                 sequence_id = pending.request.sequence_id
-                wait_s = max(delay_s, min(_get_retry_after(failure), self._longest_wait_s))
+                asked_s = failure.retry_after_s if isinstance(failure, ServerStatusError) else 0.0
+                wait_s = max(delay_s, min(asked_s, self._longest_wait_s))
                 self._logger.warning("request.repeated", sequence_id=sequence_id, wait_s=wait_s, cause=str(failure))
                 await asyncio.sleep(wait_s)
 
@@ -319,13 +324,3 @@ def _may_be_loss(failure: BaseException) -> bool:
     if isinstance(failure, ServerStatusError):
         return failure.status in _DOWN_STATUSES
     return isinstance(failure, ServerUnreachable | ServerTimeout)
-
-
-def _get_retry_after(failure: ServerUnreachable | ServerStatusError) -> float:
-    return failure.retry_after_s if isinstance(failure, ServerStatusError) else 0.0
-
-
-def _is_safe_to_repeat(failure: ServerUnreachable | ServerStatusError) -> bool:
-    if isinstance(failure, ServerUnreachable):
-        return not failure.request_sent
-    return failure.status in _RETRIED_STATUSES

@@ -12,7 +12,7 @@ import base64
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 from torch import Tensor
@@ -22,6 +22,7 @@ from asterism.engine.http.errors import (
     ServerStatusError,
     ServerTimeout,
     ServerUnreachable,
+    is_safe_to_repeat,
     parse_error,
 )
 from asterism.engine.http.http_session import CONNECT_TIMEOUT_S, HttpSession, extract_error_message, make_status_error
@@ -45,6 +46,7 @@ from asterism.engine.sglang.http_api import (
 
 RETRY_DELAYS_S = (0.05, 0.2, 0.8, 2.0)
 _QUEUE_FULL_STATUSES = (429, 503)
+UpdateT = TypeVar("UpdateT", UpdateResponse, AdaptersResponse)
 
 
 class SGLangClient:
@@ -134,7 +136,7 @@ class SGLangClient:
                         yield response
                 return
             except (ServerUnreachable, ServerStatusError) as failure:
-                if started or wait_s is None or not _is_safe_to_retry(failure):
+                if started or wait_s is None or not is_safe_to_repeat(failure, _QUEUE_FULL_STATUSES):
                     raise
                 await asyncio.sleep(wait_s)
 
@@ -269,22 +271,21 @@ class SGLangClient:
         await self._change_adapters("/unload_lora_adapter", name, {})
 
     async def _change_adapters(self, path: str, name: str, body: Mapping[str, object]) -> Sequence[str]:
-        status, content = await self._session.send("POST", path, {"lora_name": name, **body})
-        if status not in (200, 400):
-            raise make_status_error(path, status, content)
-        response = self._parse(content, AdaptersResponse)
-        if not response.success:
-            raise UpdateRefused(f"{path}: {response.error_message or extract_error_message(content)}")
+        response = await self._post_update(path, {"lora_name": name, **body}, AdaptersResponse)
         return list(response.loaded_adapters or ())
 
     async def _update(self, path: str, **body: object) -> None:
-        """Send a weight update. Raises UpdateRefused if the server refuses it."""
+        await self._post_update(path, body, UpdateResponse)
+
+    async def _post_update(self, path: str, body: Mapping[str, object], kind: type[UpdateT]) -> UpdateT:
+        """Send an update of weights or adapters. Raises UpdateRefused if the server refuses it."""
         status, content = await self._session.send("POST", path, body)
         if status not in (200, 400):
             raise make_status_error(path, status, content)
-        response = self._parse(content, UpdateResponse)
+        response = self._parse(content, kind)
         if not response.success:
             raise UpdateRefused(f"{path}: {response.message or extract_error_message(content)}")
+        return response
 
     def _parse(self, content: bytes, kind: type[Answer]) -> Answer:
         return parse_response(content, kind, self._server_version)
@@ -292,9 +293,3 @@ class SGLangClient:
 
 class _ServerVersion(msgspec.Struct):
     version: str
-
-
-def _is_safe_to_retry(failure: ServerUnreachable | ServerStatusError) -> bool:
-    if isinstance(failure, ServerUnreachable):
-        return not failure.request_sent
-    return failure.status in _QUEUE_FULL_STATUSES

@@ -158,7 +158,7 @@ class UpdateResponse(msgspec.Struct, frozen=True):
 
 class AdaptersResponse(msgspec.Struct, frozen=True):
     success: bool
-    error_message: str | None = None
+    message: str | None = msgspec.field(name="error_message", default=None)
     loaded_adapters: dict[str, msgspec.Raw] | None = None  # all loaded adapters by name, after the call
 
 

@@ -25,6 +25,7 @@ from typing import Protocol
 import structlog
 
 from asterism.bus.messages import WeightsPublished
+from asterism.bus.process.waiting import cancel_tasks, start_task
 from asterism.engine.contract import (
     Capacity,
     EngineFailure,
@@ -211,9 +212,7 @@ class SGLangEngine:
         """Fail all pending turns. A second call does nothing."""
         client, self._client = self._client, None
         self._fail_all(EngineFailure("the engine is closed"))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_tasks(*self._tasks)
         if client is not None:
             await self._transport.close()
             await client.close()
@@ -317,10 +316,7 @@ class SGLangEngine:
             pending.fail(EngineFailure(str(failure)))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return start_task(self._tasks, work)
 
 
 async def _sync_weight_version(client: SGLangClient, model: Path, version: int, *, keeps_weights: bool) -> bool:

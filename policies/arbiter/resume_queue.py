@@ -7,6 +7,7 @@ reaches the top.
 
 import heapq
 from itertools import count
+from typing import Any
 
 from asterism.policies.arbiter.kv_ledger import KvAccount
 
@@ -34,13 +35,7 @@ class ResumeQueue:
         self._cached.pop(engine, None)
 
     def peek_cached(self, engine: str) -> KvAccount | None:
-        heap = self._cached.get(engine)
-        while heap:
-            _, _, number, account = heap[0]
-            if self._valid_pushes.get(account.trajectory_id) == number:
-                return account
-            heapq.heappop(heap)
-        return None
+        return self._peek(self._cached.get(engine, []))
 
     def list_cached(self, engine: str) -> list[KvAccount]:
         return [
@@ -51,9 +46,13 @@ class ResumeQueue:
 
     def peek_evicted(self) -> KvAccount | None:
         """Return the oldest trajectory without a cache."""
-        while self._evicted:
-            _, number, account = self._evicted[0]
+        return self._peek(self._evicted)
+
+    def _peek(self, heap: list[Any]) -> KvAccount | None:
+        """Return the first account whose push is valid; remove the entries before it."""
+        while heap:
+            *_, number, account = heap[0]
             if self._valid_pushes.get(account.trajectory_id) == number:
                 return account
-            heapq.heappop(self._evicted)
+            heapq.heappop(heap)
         return None

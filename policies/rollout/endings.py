@@ -9,7 +9,6 @@ from asterism.bus.messages import (
     Ending,
     LeaseReleased,
     LeaseRequested,
-    ReleaseCounts,
     SessionEnded,
     TrajectoryAborted,
     TrajectoryFailed,
@@ -74,13 +73,15 @@ def _search_response(rules: Rules, trajectory: Trajectory) -> tuple[Trajectory, 
 
 def end(rules: Rules, trajectory: Trajectory, now: float, reward: float, components: dict[str, float]) -> Transition:
     trajectory, sends = _release_resources(rules, trajectory.enter_phase("ended", now))
-    waits = trajectory.waits
+    waits, record, release = trajectory.waits, trajectory.record, None
+    if rules.counts_release_marks:
+        release = count_release_marks(rules.renderer.decode_response(record), rules.dialogue)
     finished = TrajectoryFinished(
         trajectory_id=trajectory.trajectory_id,
         group_id=trajectory.group.group_id,
         reward=reward,
         ending=trajectory.ending,
-        record=trajectory.record,
+        record=record,
         turns=trajectory.turn,
         calls=trajectory.calls,
         calls_failed=trajectory.calls_failed,
@@ -95,13 +96,9 @@ def end(rules: Rules, trajectory: Trajectory, now: float, reward: float, compone
         environment=trajectory.environment,
         answer_spans=trajectory.answer_spans,
         tools=trajectory.tools,
-        release=_count_marks(rules, trajectory) if rules.counts_release_marks else None,
+        release=release,
     )
     return trajectory, [*sends, Send(rules.buffer, finished)]
-
-
-def _count_marks(rules: Rules, trajectory: Trajectory) -> ReleaseCounts:
-    return count_release_marks(rules.renderer.decode_response(trajectory.record), rules.dialogue)
 
 
 def end_aborted(rules: Rules, trajectory: Trajectory, now: float) -> Transition:

@@ -204,10 +204,8 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
         self.expect_phase("calling", event)
         if event.call not in self.open_calls:
             raise ProtocolError(f"call {event.call} of trajectory {self.trajectory_id} is not open")
-        wrong = EnvironmentReturned if self._runs_code(event.call) else CodeFinished
+        runs_code = isinstance(self.build_call_request(event.call), CodeRequested)
+        wrong = EnvironmentReturned if runs_code else CodeFinished
         if isinstance(event, wrong):
             name = type(event).__name__
             raise ProtocolError(f"call {event.call} of trajectory {self.trajectory_id} does not accept {name}")
-
-    def _runs_code(self, number: int) -> bool:
-        return isinstance(self.build_call_request(number), CodeRequested)

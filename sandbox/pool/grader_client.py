@@ -11,6 +11,7 @@ from collections import deque
 
 import structlog
 
+from asterism.bus.process.waiting import cancel_tasks, start_task
 from asterism.sandbox.contract import Grade, SandboxFailure
 from asterism.sandbox.grading.rewriting import rewrite
 from asterism.sandbox.hosts.host import Host
@@ -80,9 +81,7 @@ class GraderClient:
 
     async def close(self) -> None:
         self._closing = True
-        if self._start_task is not None:
-            self._start_task.cancel()
-            await asyncio.gather(self._start_task, return_exceptions=True)
+        await cancel_tasks(self._start_task)
         connection, self._connection = self._connection, None
         self._cancel_deadline()
         self._fail_all(_CLOSING_ERROR)
@@ -145,11 +144,9 @@ class GraderClient:
         """Send the requests in flight to a new grader, or fail them after their last attempt."""
         assert self._connection is not None
         structlog.get_logger().error("grader.lost", cause=cause, gradings=len(self._in_flight))
-        task = asyncio.get_running_loop().create_task(self._connection.stop())
+        start_task(self._stop_tasks, self._connection.stop())
         self._connection = None
         self._cancel_deadline()
-        self._stop_tasks.add(task)
-        task.add_done_callback(self._stop_tasks.discard)
         for request in reversed(self._in_flight.values()):
             if request.num_attempts < _MAX_ATTEMPTS:
                 self._waiting.appendleft(request)

@@ -5,6 +5,7 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable
 
+from asterism.bus.process.waiting import cancel_tasks, start_task
 from asterism.sandbox.contract import SandboxFailure
 from asterism.sandbox.hosts.host import Host
 from asterism.sandbox.inside.wire.frames import Frame
@@ -119,9 +120,7 @@ class ServerPool:
         if self._closing.is_set() or server not in self._servers:
             return
         self._servers.remove(server)
-        task = asyncio.get_running_loop().create_task(self._replace(server))
-        self._restart_tasks.add(task)
-        task.add_done_callback(self._restart_tasks.discard)
+        start_task(self._restart_tasks, self._replace(server))
 
     async def close(self) -> None:
         self._closing.set()
@@ -157,8 +156,7 @@ class ServerPool:
         await asyncio.wait((starting, closing), return_when=asyncio.FIRST_COMPLETED)
         closing.cancel()
         if not starting.done():
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
+            await cancel_tasks(starting)
             raise SandboxFailure(_CLOSING)
         await starting
         if not server.alive:  # the server exited after its greeting

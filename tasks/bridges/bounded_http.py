@@ -46,17 +46,17 @@ async def refuse_redirects(
     return response
 
 
-async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """Read the body. Raises ResponseRefused for a body of more than `max_bytes`."""
+async def read_bounded(response: aiohttp.ClientResponse) -> bytes:
+    """Read the body. Raises ResponseRefused for a body of more than MAX_BODY_BYTES."""
     body = bytearray()
     async for chunk in response.content.iter_chunked(1 << 16):
         body += chunk
-        if len(body) > max_bytes:
-            raise ResponseRefused(f"the response has more than {max_bytes >> 20} MiB")
+        if len(body) > MAX_BODY_BYTES:
+            raise ResponseRefused(f"the response has more than {MAX_BODY_BYTES >> 20} MiB")
     return bytes(body)
 
 
-def make_response_hook(httpx2: Any, max_bytes: int = MAX_STREAM_BYTES) -> Callable[[Any], Awaitable[None]]:
+def make_response_hook(httpx2: Any) -> Callable[[Any], Awaitable[None]]:
     """Make an event hook that checks and bounds responses. `httpx2`: the package, which this file cannot import."""
 
     class BoundedStream(httpx2.AsyncByteStream):
@@ -67,8 +67,8 @@ def make_response_hook(httpx2: Any, max_bytes: int = MAX_STREAM_BYTES) -> Callab
             num_bytes = 0
             async for chunk in self._stream:
                 num_bytes += len(chunk)
-                if num_bytes > max_bytes:
-                    raise httpx2.ReadError(f"the response has more than {max_bytes >> 20} MiB")
+                if num_bytes > MAX_STREAM_BYTES:
+                    raise httpx2.ReadError(f"the response has more than {MAX_STREAM_BYTES >> 20} MiB")
                 yield chunk
 
         async def aclose(self) -> None:

@@ -25,7 +25,7 @@ class RowScores(NamedTuple):
     wrong: Sequence[Play]  # plays with a wrong answer, of rows with a ground truth
 
 
-async def score_rows(task: SoloTask, rows: Sequence[DatasetProblem], budget_s: float = BUDGET_S) -> RowScores:
+async def score_rows(task: SoloTask, rows: Sequence[DatasetProblem]) -> RowScores:
     """Play one turn per row, without tool calls."""
     began_s, numbers, free = time.monotonic(), count(1 << 32), asyncio.Semaphore(_MAX_PLAYS)
 
@@ -42,7 +42,7 @@ async def score_rows(task: SoloTask, rows: Sequence[DatasetProblem], budget_s: f
         right += await asyncio.gather(*(play(row, has_truth=bool(row.ground_truth)) for row in block))
         wrong += await asyncio.gather(*(play(row, has_truth=False) for row in block if row.ground_truth))
         scored += len(block)
-        if time.monotonic() - began_s > budget_s:
+        if time.monotonic() - began_s > BUDGET_S:
             break
     without = tuple(row.name for row in rows[:scored] if not row.ground_truth)
     return RowScores(len(rows), scored, without, right, wrong)

@@ -18,7 +18,7 @@ from asterism.configs.schema.success import SuccessRule
 from asterism.configs.schema.tasks import TaskConfig
 from asterism.engine.data.data_files import DatasetError, list_data_files
 from asterism.engine.data.datasets import DatasetProblem, read_problems
-from asterism.engine.data.task_inputs import build_renderer, get_row_layout
+from asterism.engine.data.task_inputs import build_task_rules, get_row_layout
 from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
 from asterism.policies.dialogue.chat_format import (
     PROTOCOL_TAGS,
@@ -27,7 +27,6 @@ from asterism.policies.dialogue.chat_format import (
     build_dialogue_format,
     get_call_format,
 )
-from asterism.policies.dialogue.dialogue_renderer import DialogueRenderer
 from asterism.policies.rollout.trajectory import Rules
 from asterism.policies.tools.task_description import TaskDescription, list_success_warnings
 from asterism.sandbox.contract import Sandbox
@@ -161,7 +160,7 @@ async def check_task_code(inputs: CheckInputs) -> TaskCheck:
     played = await _play_rows(inputs, rules, tokenizer, rows) if rows else _Played([], [])
     counted = {play.row: len(play.prompt_ids) for play in played.plays if play.failed_at != "opening"}
     if not inputs.has_instances:
-        counted |= _count_prompts(rows[:_MAX_COUNTED_PROMPTS], rules.renderer)
+        counted |= {row.name: len(rules.renderer.render_prompt(row.question)) for row in rows[:_MAX_COUNTED_PROMPTS]}
     limit = inputs.task.get_dialogue().prompt_tokens
     findings += find_long_prompts(counted, limit, has_model_tokenizer=inputs.is_model_tokenizer)
     findings += _find_problems(inputs, played)
@@ -171,22 +170,12 @@ async def check_task_code(inputs: CheckInputs) -> TaskCheck:
 
 
 def _build_rules(inputs: CheckInputs, tokenizer: FastTokenizer) -> Rules:
-    dialogue, description = inputs.task.get_dialogue(), inputs.description
-    is_limited = description.kind == "dialogue"  # the dialogue answers each turn, so the last turn must end it
+    """Build the rules of a rollout without limits of tokens and turns."""
+    rules = build_task_rules(inputs.run, inputs.task, inputs.description, tokenizer)
+    is_limited = rules.kind == "dialogue"  # the dialogue answers each turn, so the last turn must end it
     num_turns = len(inputs.script.turns) if inputs.script else NUM_PLAYS
-    renderer = build_renderer(dialogue, description, tokenizer)
-    return Rules(
-        renderer=renderer,
-        response_tokens=UNLIMITED,
-        max_turns=num_turns if is_limited else UNLIMITED,
-        max_calls_per_turn=dialogue.max_calls_per_turn,
-        result_characters=dialogue.result_characters,
-        stop_token_ids=renderer.stop_token_ids,
-        result_format=dialogue.result_format,
-        kind=description.kind,
-        surplus_calls=dialogue.surplus_calls,
-        graded_text=dialogue.graded_text,
-    )
+    max_turns = num_turns if is_limited else UNLIMITED
+    return replace(rules, response_tokens=UNLIMITED, prompt_tokens=UNLIMITED, max_turns=max_turns)
 
 
 # ---------------------------------------------------------------- rows
@@ -208,10 +197,6 @@ def _read_rows(inputs: CheckInputs) -> tuple[list[DatasetProblem], list[CheckFin
 def _choose_rows(rows: Sequence[DatasetProblem]) -> list[DatasetProblem]:
     """Return the first, a middle and the last row; a row can occur more than once."""
     return [rows[0], rows[len(rows) // 2], rows[-1]]
-
-
-def _count_prompts(rows: Sequence[DatasetProblem], renderer: DialogueRenderer) -> dict[str, int]:
-    return {row.name: len(renderer.render_prompt(row.question)) for row in rows}
 
 
 # ---------------------------------------------------------------- plays

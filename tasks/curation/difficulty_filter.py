@@ -4,13 +4,14 @@ The report selects the problems of its last stage in this way: a checkpoint answ
 drops the problems that all rollouts solve.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from asterism.analysis.evaluation.trace_outcomes import QuestionKey, QuestionOutcome, TraceOutcomes, count_solved
+from asterism.analysis.evaluation.trace_outcomes import QuestionKey, QuestionOutcome, TraceOutcomes
 from asterism.configs.atomic_write import raising_disk_errors, replacing_file
 from asterism.configs.errors import UnusableInput
 from asterism.engine.data.data_files import DatasetRow, list_data_files, read_rows
@@ -40,15 +41,16 @@ class _Verdict(NamedTuple):
 
 
 def filter_rows(
-    source: Path, outcomes: TraceOutcomes, condition: RowCondition, unvisited: Unvisited, output: Path | None = None
+    source: Path, outcomes: TraceOutcomes, condition: RowCondition, unvisited: Unvisited, output: Path | None
 ) -> FilterReport:
     """Write the kept rows unchanged, with all columns, in the order of the file.
 
     Raises DatasetError for an unusable file, and UnusableInput if no row has traces, if `unvisited` refuses rows
     without traces, or if no row remains.
     """
-    if output is not None and output.suffix == PARQUET:
-        _require_parquet(source, output)
+    writes_parquet = output is not None and output.suffix == PARQUET
+    if writes_parquet and any(file.suffix.lower() != PARQUET for file in list_data_files(source)):
+        raise UnusableInput(f"--out {output}: only rows of parquet files become a parquet file; write .jsonl")
     verdicts = [each._replace(row=each.row._replace(fields={})) for each in _judge_rows(source, outcomes, condition)]
     report = _count(verdicts, unvisited)
     _refuse_unusable(source, report, unvisited)
@@ -81,7 +83,7 @@ def _count(verdicts: list[_Verdict], unvisited: Unvisited) -> FilterReport:
         num_unvisited=sum(each.meets is None for each in verdicts),
         num_failed=sum(each.meets is None and each.outcome is not None for each in verdicts),
         num_written=sum(_is_written(each, unvisited) for each in verdicts),
-        rows_by_solved=dict(count_solved(visited)),
+        rows_by_solved=dict(sorted(Counter(each.solved for each in visited).items())),
     )
 
 
@@ -101,11 +103,6 @@ def _refuse_unusable(source: Path, report: FilterReport, unvisited: Unvisited) -
 
 
 # ---------------------------------------------------------------- output
-
-
-def _require_parquet(source: Path, output: Path) -> None:
-    if any(file.suffix.lower() != PARQUET for file in list_data_files(source)):
-        raise UnusableInput(f"--out {output}: only rows of parquet files become a parquet file; write .jsonl")
 
 
 def _write_lines(source: Path, output: Path, kept: list[bool]) -> None:

@@ -5,12 +5,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from asterism.configs.schema.algorithm import SftConfig, SftFileConfig
+from asterism.configs.schema.algorithm import SftFileConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.tasks import TaskConfig
 from asterism.engine.data.data_files import BadRows
 from asterism.engine.data.datasets import make_training_report, read_problems
-from asterism.engine.data.sft_dialogues import TokenizedDialogue, iter_sft_dialogues
+from asterism.engine.data.sft_dialogues import iter_sft_dialogues
 from asterism.engine.data.task_inputs import build_family_dialogues, build_renderer, build_task_formats, get_row_layout
 from asterism.engine.data.token_files import fit_length, is_too_long
 from asterism.engine.model.tokenizer import FastTokenizer
@@ -32,7 +32,7 @@ class RenderedRow(NamedTuple):
 
 
 def render_questions(
-    task: TaskConfig, description: TaskDescription, path: Path, tokenizer: FastTokenizer, max_bad_rows: int = 0
+    task: TaskConfig, description: TaskDescription, path: Path, tokenizer: FastTokenizer, max_bad_rows: int
 ) -> Iterator[RenderedRow]:
     """Render the prompts of rollouts. Raises DatasetError."""
     renderer = build_renderer(task.get_dialogue(), description, tokenizer)
@@ -55,9 +55,6 @@ def render_dialogues(
         for is_trained, tokens in groupby(zip(shown.token_ids, shown.loss_mask, strict=True), key=lambda each: each[1]):
             token_ids = [token_id for token_id, _ in tokens]
             parts.append(RenderedPart(tokenizer.decode(token_ids), token_ids, bool(is_trained)))
-        note = _describe_length("truncated" if trained else "dropped", dialogue, run.sft)
+        change, length = "truncated" if trained else "dropped", len(dialogue.token_ids)
+        note = f"{change}: {length:,} tokens, sft.max_tokens is {run.sft.max_tokens:,}"
         yield RenderedRow(dialogue.name, parts, note if is_too_long(dialogue, run.sft) else "")
-
-
-def _describe_length(change: str, dialogue: TokenizedDialogue, sft: SftConfig) -> str:
-    return f"{change}: {len(dialogue.token_ids):,} tokens, sft.max_tokens is {sft.max_tokens:,}"

@@ -14,6 +14,7 @@ import structlog
 
 import asterism
 from asterism.bus.process.parent_death import PARENT_PID_VARIABLE
+from asterism.bus.process.waiting import start_task
 from asterism.tasks.hosting.wire import (
     Alive,
     Failed,
@@ -206,9 +207,7 @@ class HostProcess:
             case Failed(number=0, cause=cause):
                 self._load_error = cause
             case RunProgram():
-                program = asyncio.create_task(self._answer_program(reply))
-                self._programs.add(program)
-                program.add_done_callback(self._programs.discard)
+                start_task(self._programs, self._answer_program(reply))
             case _:
                 waiting = self._open.pop(reply.number, None)
                 if waiting is not None and not waiting.done():

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from asterism.bus.messages import EnvironmentOutcome, EnvironmentRaised, EnvironmentTimedOut
+from asterism.bus.process.waiting import start_task
 from asterism.configs.errors import EXIT_UNUSABLE, UnusableInput
 from asterism.configs.loading.secret_references import hide_secrets
 from asterism.policies.rollout.trajectory import STEP
@@ -146,9 +147,7 @@ class TaskHost:
             if instance is not None:
                 await self._close(instance)
 
-        task = asyncio.create_task(close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        start_task(self._closing, close())
 
     async def _handle(self, request: Open | Call | Score | Inspect) -> None:
         match request:

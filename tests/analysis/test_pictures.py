@@ -47,7 +47,7 @@ class TestMetrics:
         evaluation = {"kind": "evaluation", "label": "start_greedy", "accuracy": 0.4}
         sft = {"kind": "sft", "step": 1, "loss": 2.5}
         metrics = read_metrics(write_run(tmp_path / "a", sft, evaluation, step(1), step(2)))
-        assert (metrics.run, metrics.evaluations) == ("a", {"start_greedy": 0.4})
+        assert (metrics.run, metrics.lines.evaluations) == ("a", {"start_greedy": 0.4})
         assert metrics.sft["loss"].to_list() == [2.5]
         assert metrics.steps["step"].to_list() == [1, 2]
 

@@ -11,7 +11,7 @@ from asterism.actors.cli.simulate_command import SimulateOptions, simulate_workl
 from asterism.analysis import cold_start_curves, curves
 from asterism.analysis.metric_lines import decode_metric_lines
 from asterism.analysis.metrics import read_metrics
-from asterism.analysis.plotting import make_figure
+from asterism.analysis.plotting import draw_figure
 from asterism.analysis.simulation.recorded_workload import load_recorded_step
 from asterism.analysis.simulation.simulate import simulate
 from asterism.analysis.summary_table import read_summary
@@ -73,12 +73,12 @@ def test_totals_agree_in_report_summary_metrics_logs_and_pictures(
     folder = finished_run[0]
     subtitles: list[str] = []
 
-    def make_figure_and_record(rows: int, columns: int, title: str, subtitle: str, **options: Any) -> Any:
+    def draw_figure_and_record(path: Path, title: str, subtitle: str, *panels: Any, **options: Any) -> Path:
         subtitles.append(subtitle)
-        return make_figure(rows, columns, title, subtitle, **options)
+        return draw_figure(path, title, subtitle, *panels, **options)
 
     for module in (cold_start_curves, curves, utilization_figure):
-        monkeypatch.setattr(module, "make_figure", make_figure_and_record)
+        monkeypatch.setattr(module, "draw_figure", draw_figure_and_record)
     use, shown = reported(folder)
     summary, metrics = read_summary(folder.path), read_metrics(folder.path)
     lines = decode_metric_lines(folder.metrics)

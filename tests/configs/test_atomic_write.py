@@ -34,7 +34,7 @@ def test_other_errors_are_not_reported_as_disk_errors(tmp_path: Path) -> None:
         (tmp_path / "nowhere" / "file").write_bytes(b"x")
 
 
-def open_full_disk(path: str, flags: int) -> int:
+def open_full_disk(path: str, flags: int, mode: int) -> int:
     Path(path).touch()
     return os.open("/dev/full", flags)
 

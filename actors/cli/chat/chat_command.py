@@ -7,6 +7,7 @@ import typer
 
 from asterism.actors.cli.console import make_console
 from asterism.actors.cli.log.subcommands import SetOption
+from asterism.actors.cli.sandbox_app import AtOption
 
 CheckpointArgumentText = Annotated[
     str,
@@ -16,69 +17,48 @@ CheckpointArgumentText = Annotated[
     ),
 ]
 PromptOption = Annotated[
-    str | None,
-    typer.Option("--prompt", metavar="TEXT", help="Answer this text and exit; - reads it from the standard input."),
+    str | None, typer.Option(metavar="TEXT", help="Answer this text and exit; - reads it from the standard input.")
 ]
 ConfigOption = Annotated[
     Path | None,
-    typer.Option(
-        "--config", metavar="FILE", help="Configuration with the texts, tools and tasks (default: that of the run)."
-    ),
+    typer.Option(metavar="FILE", help="Configuration with the texts, tools and tasks (default: that of the run)."),
 ]
-TaskOption = Annotated[
-    str, typer.Option("--task", metavar="NAME", help="Task of the configuration, if it has several.")
-]
+TaskOption = Annotated[str, typer.Option(metavar="NAME", help="Task of the configuration, if it has several.")]
 RowOption = Annotated[
     int,
     typer.Option(
-        "--row",
         metavar="N",
         min=0,
         help="Row of the task's test data, or of its data without any, for its environment or dialogue.",
     ),
 ]
 TemperatureOption = Annotated[
-    float | None,
-    typer.Option("--temperature", min=0, help="0 takes the most likely token (default: the configuration's)."),
+    float | None, typer.Option(min=0, help="0 takes the most likely token (default: the configuration's).")
 ]
 TopPOption = Annotated[
     float | None,
-    typer.Option(
-        "--top-p", min=0.001, max=1, help="Share of the probability to sample from (default: the configuration's)."
-    ),
+    typer.Option(min=0.001, max=1, help="Share of the probability to sample from (default: the configuration's)."),
 ]
-SeedOption = Annotated[
-    int | None, typer.Option("--seed", help="Random seed of the answers (default: the configuration's).")
-]
+SeedOption = Annotated[int | None, typer.Option(help="Random seed of the answers (default: the configuration's).")]
 MaxTurnsOption = Annotated[
-    int | None,
-    typer.Option("--max-turns", min=1, help="Turns of the model until its answer (default: the configuration's)."),
+    int | None, typer.Option(min=1, help="Turns of the model until its answer (default: the configuration's).")
 ]
 MaxTokensOption = Annotated[
-    int | None,
-    typer.Option("--max-tokens", min=1, help="Tokens of an answer with its results (default: the configuration's)."),
+    int | None, typer.Option(min=1, help="Tokens of an answer with its results (default: the configuration's).")
 ]
 ContextOption = Annotated[
-    int | None,
-    typer.Option("--context-tokens", min=16, help="Tokens of a conversation (default: 16,384, or the run's limit)."),
+    int | None, typer.Option(min=16, help="Tokens of a conversation (default: 16,384, or the run's limit).")
 ]
 TranscriptOption = Annotated[
-    Path | None,
-    typer.Option("--transcript", metavar="FILE", help="Append each conversation to this file, as a row of messages."),
+    Path | None, typer.Option(metavar="FILE", help="Append each conversation to this file, as a row of messages.")
 ]
 TokenizerOption = Annotated[
-    Path | None, typer.Option("--tokenizer", metavar="FOLDER", help="Folder of the tokenizer of a server's model.")
+    Path | None, typer.Option(metavar="FOLDER", help="Folder of the tokenizer of a server's model.")
 ]
 ModelOption = Annotated[
-    str, typer.Option("--model", metavar="NAME", help="The server's model (default: the first that it names).")
+    str, typer.Option(metavar="NAME", help="The server's model (default: the first that it names).")
 ]
-KeyOption = Annotated[
-    str, typer.Option("--api-key-variable", metavar="NAME", help="Environment variable with the server's key.")
-]
-SandboxOption = Annotated[
-    Path | None,
-    typer.Option("--at", metavar="FOLDER", help="Use the sandbox served in this folder (default: start one)."),
-]
+KeyOption = Annotated[str, typer.Option(metavar="NAME", help="Environment variable with the server's key.")]
 
 
 def chat(
@@ -98,7 +78,7 @@ def chat(
     tokenizer: TokenizerOption = None,
     model: ModelOption = "",
     api_key_variable: KeyOption = "OPENAI_API_KEY",
-    at: SandboxOption = None,
+    at: AtOption = None,
 ) -> None:
     """Talk to a model that calls its tools in the sandbox.
 

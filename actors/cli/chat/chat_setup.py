@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from asterism.actors.cli.sandbox_commands import make_sandbox_of_run
 from asterism.actors.engines.checkpoint_argument import CheckpointArgument
 from asterism.actors.launch.checks.task_code_checks import describe_tasks
-from asterism.actors.runtime.wiring import build_task_rules
 from asterism.actors.sandbox_service.sandbox_client import SandboxClient
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
@@ -20,7 +19,7 @@ from asterism.configs.schema.run_config import ModelConfig, RunConfig
 from asterism.configs.schema.tasks import TaskConfig
 from asterism.engine.contract import Engine, EngineFailure
 from asterism.engine.data.datasets import DatasetProblem, make_training_report, read_problems
-from asterism.engine.data.task_inputs import get_row_layout, read_task_descriptions
+from asterism.engine.data.task_inputs import build_task_rules, get_row_layout, read_task_descriptions
 from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
 from asterism.policies.rollout.trajectory import Rules
 from asterism.policies.tools.task_description import TaskDescription

@@ -63,7 +63,8 @@ class OtherBranches(NamedTuple):
         checkpoint = _choose_checkpoint(folder, options, point.list_versions())
         trajectories = fork_trajectories(point.start, options.num_branches, options.seed)
         suppress_logs()
-        ended = _run_branches(run, folder, tokenizer, checkpoint, trajectories)
+        _check_vocabulary(checkpoint, tokenizer)
+        ended = _run_branches(run, folder, rules, checkpoint, trajectories)
         return build_fork_result(folder, point, checkpoint, tokenizer, ended)
 
     def show(self, result: ForkResult, console: Console) -> int:
@@ -150,21 +151,17 @@ def _check_vocabulary(checkpoint: Path, tokenizer: FastTokenizer) -> None:
 
 
 def _run_branches(
-    run: RunConfig, folder: RunFolder, tokenizer: FastTokenizer, checkpoint: Path, trajectories: list[Trajectory]
+    run: RunConfig, folder: RunFolder, rules: Mapping[str, Rules], checkpoint: Path, trajectories: list[Trajectory]
 ) -> list[EndedTrajectory]:
     from asterism.engine.inference.embedded_factory import build_embedded_engine
 
-    _check_vocabulary(checkpoint, tokenizer)
     pages = -(-run.sequence_tokens // run.engine.page_tokens)
     needed = len(trajectories) * pages * run.engine.page_tokens
     engine = build_embedded_engine(run, checkpoint, kv_tokens=min(run.engine.kv_tokens, needed))
     sandbox = make_sandbox_of_run(run, folder, "fork")
     try:
-        descriptions, strict = read_task_descriptions(folder), run.determinism == "strict"
-        rules = build_rules(run, descriptions, tokenizer)
-        tasks = build_task_services(run, folder, descriptions, sandbox, repeats_calls=True)
-        return uvloop.run(
-            continue_trajectories(rules, tokenizer, engine, sandbox, trajectories, strict=strict, tasks=tasks)
-        )
+        tasks = build_task_services(run, folder, read_task_descriptions(folder), sandbox, repeats_calls=True)
+        strict = run.determinism == "strict"
+        return uvloop.run(continue_trajectories(rules, engine, sandbox, trajectories, strict=strict, tasks=tasks))
     except ExceptionGroup as group:  # one branch has failed; the others were cancelled
         raise group.exceptions[0] from group

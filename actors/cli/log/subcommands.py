@@ -25,30 +25,23 @@ JsonOption = Annotated[
 ActorOption = Annotated[
     str | None,
     typer.Option(
-        "--actor",
         metavar="ACTOR",
         help="Show only events that this actor received: arbiter, buffer, recipe, recorder or rollout-0.",
     ),
 ]
 KindOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--kind", metavar="KIND", help="Show only events of this kind, such as TurnGenerated; may be repeated."
-    ),
+    typer.Option(metavar="KIND", help="Show only events of this kind, such as TurnGenerated; may be repeated."),
 ]
 SinceOption = Annotated[
     str,
-    typer.Option(
-        "--since", metavar="T", help="Show events from this time on: seconds since the run's start, or a date and time."
-    ),
+    typer.Option(metavar="T", help="Show events from this time on: seconds since the run's start, or a date and time."),
 ]
-UntilOption = Annotated[str, typer.Option("--until", metavar="T", help="Show events before this time.")]
+UntilOption = Annotated[str, typer.Option(metavar="T", help="Show events before this time.")]
 TextOption = Annotated[
     str,
     typer.Option(
-        "--text",
-        metavar="TEXT",
-        help="Show only events that contain this text in code, tool output, causes or generated text.",
+        metavar="TEXT", help="Show only events that contain this text in code, tool output, causes or generated text."
     ),
 ]
 
@@ -78,14 +71,13 @@ def show(
     since: SinceOption = "",
     until: UntilOption = "",
     trajectory: Annotated[
-        int | None,
-        typer.Option("--trajectory", metavar="N", min=0, max=_MAX_ID, help="Show only events of this trajectory."),
+        int | None, typer.Option(metavar="N", min=0, max=_MAX_ID, help="Show only events of this trajectory.")
     ] = None,
     text: TextOption = "",
     follow: Annotated[
         bool, typer.Option("--follow", help="Keep printing the new events of a live run until Ctrl-C.")
     ] = False,
-    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Stop after N lines.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N lines.")] = None,
 ) -> None:
     """Show the events of all processes, merged by time, one per line.
 
@@ -112,16 +104,12 @@ def show(
 def replay(
     run: RunArgument,
     verify: Annotated[bool, typer.Option("--verify", help="Exit with 1 if an effect or a state differs.")] = False,
-    until: Annotated[
-        str, typer.Option("--until", metavar="PROCESS:SEQ", help="Stop after this event and print a state.")
-    ] = "",
+    until: Annotated[str, typer.Option(metavar="PROCESS:SEQ", help="Stop after this event and print a state.")] = "",
     state: Annotated[
-        str | None,
-        typer.Option("--state", metavar="ACTOR", help="Print this actor's state (default: the event's receiver)."),
+        str | None, typer.Option(metavar="ACTOR", help="Print this actor's state (default: the event's receiver).")
     ] = None,
     trajectory: Annotated[
-        int | None,
-        typer.Option("--trajectory", metavar="N", min=0, help="Print only this trajectory of a rollout process."),
+        int | None, typer.Option(metavar="N", min=0, help="Print only this trajectory of a rollout process.")
     ] = None,
 ) -> None:
     """Replay the log of every decider and show the first difference side by side.
@@ -163,13 +151,10 @@ def diff(
 def export(
     run: RunArgument,
     parquet: Annotated[
-        Path | None,
-        typer.Option("--parquet", metavar="FOLDER", help="Write Parquet tables of events and of trajectories."),
+        Path | None, typer.Option(metavar="FOLDER", help="Write Parquet tables of events and of trajectories.")
     ] = None,
-    chrome: Annotated[
-        Path | None, typer.Option("--chrome", metavar="FILE", help="Write a trace for ui.perfetto.dev.")
-    ] = None,
-    step: Annotated[int | None, typer.Option("--step", min=1, help="Export only the time of this step.")] = None,
+    chrome: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev.")] = None,
+    step: Annotated[int | None, typer.Option(min=1, help="Export only the time of this step.")] = None,
 ) -> None:
     """Export a run's event logs to Parquet tables and to a Chrome trace."""
     from asterism.analysis.event_logs.parquet_tables import ALL_TIMES, write_parquet
@@ -197,23 +182,17 @@ def export(
 def fork(
     run: RunArgument,
     trajectory: TrajectoryArgument,
-    turn: Annotated[
-        int, typer.Option("--turn", metavar="K", help="Continue from the start of this turn, counted from 0.")
-    ],
+    turn: Annotated[int, typer.Option(metavar="K", help="Continue from the start of this turn, counted from 0.")],
     tool_result: Annotated[
         Path | None,
-        typer.Option(
-            "--tool-result", metavar="FILE", help="Replace the result of the last call before the turn with this text."
-        ),
+        typer.Option(metavar="FILE", help="Replace the result of the last call before the turn with this text."),
     ] = None,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(
-            "--checkpoint", metavar="FOLDER", help="Checkpoint to generate with (default: that of the turn's policy)."
-        ),
+        typer.Option(metavar="FOLDER", help="Checkpoint to generate with (default: that of the turn's policy)."),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", min=0, max=2**64 - 1, help="Sampling seed (default: the original's).")
+        int | None, typer.Option(min=0, max=2**64 - 1, help="Sampling seed (default: the original's).")
     ] = None,
     count: Annotated[
         int, typer.Option("-n", min=1, help="Number of branches; each one after the first has a derived seed.")
@@ -234,7 +213,7 @@ def fork(
 @log_app.command(rich_help_panel="What if")
 def roc(
     run: RunArgument,
-    step: Annotated[str, typer.Option("--step", metavar="N|all", help="Step to judge, or all steps.")] = "all",
+    step: Annotated[str, typer.Option(metavar="N|all", help="Step to judge, or all steps.")] = "all",
     override: SetOption = None,
     json_file: JsonOption = None,
 ) -> None:

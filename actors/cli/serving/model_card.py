@@ -132,11 +132,8 @@ def _describe_dialogues(run: RunConfig, folder: RunFolder) -> str:
 
 
 def _describe_file(path: str, folder: RunFolder) -> str:
-    return f"{_describe_path(path, folder)}{_describe_digest(folder.expand_path(path))}"
-
-
-def _describe_digest(path: Path) -> str:
-    return f" (sha256 {_compute_digest(path)})" if path.is_file() else ""
+    file = folder.expand_path(path)
+    return _describe_path(path, folder) + (f" (sha256 {_compute_digest(file)})" if file.is_file() else "")
 
 
 def _compute_digest(path: Path) -> str:

@@ -26,15 +26,12 @@ def add_serving_commands(app: typer.Typer) -> None:
 def export(
     run: RunStepArgument,
     folder: Annotated[Path, typer.Argument(help="Folder to create.", metavar="FOLDER")],
-    dtype: Annotated[
-        str, typer.Option("--dtype", help="Type of the weights: bfloat16, float16 or float32.")
-    ] = "bfloat16",
+    dtype: Annotated[str, typer.Option(help="Type of the weights: bfloat16, float16 or float32.")] = "bfloat16",
     max_shard_gb: Annotated[
-        float, typer.Option("--max-shard-gb", min=1e-6, help="Largest size of a file of weights, in 10^9 bytes.")
+        float, typer.Option(min=1e-6, help="Largest size of a file of weights, in 10^9 bytes.")
     ] = 5.0,
     task: Annotated[
-        str,
-        typer.Option("--task", help=r"Task of [\[tasks]] with the texts of the chat template (default: the first)."),
+        str, typer.Option(help=r"Task of [\[tasks]] with the texts of the chat template (default: the first).")
     ] = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FOLDER if it has files.")] = False,
 ) -> None:
@@ -58,14 +55,11 @@ def serve(
     arguments: Annotated[
         list[str] | None, typer.Argument(help="Arguments of SGLang, after --.", metavar="[-- ARGUMENTS]")
     ] = None,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = 30_000,
-    device: Annotated[Device, typer.Option("--device", help="Device of the server.")] = "auto",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 30_000,
+    device: Annotated[Device, typer.Option(help="Device of the server.")] = "auto",
     python: Annotated[
-        str,
-        typer.Option(
-            "--python", metavar="FILE", help="Interpreter with SGLang (default: sglang.python, or .venv-sglang)."
-        ),
+        str, typer.Option(metavar="FILE", help="Interpreter with SGLang (default: sglang.python, or .venv-sglang).")
     ] = "",
     override: SetOption = None,
 ) -> None:

@@ -130,7 +130,7 @@ def commit_checkpoint(checkpoint: Path) -> None:
     The folder replaces a checkpoint of an earlier attempt at the step. If the process is killed between the two
     renames, `restore_replaced_checkpoints` restores the earlier checkpoint.
     """
-    partial, replaced = get_partial_path(checkpoint), _get_replaced_path(checkpoint)
+    partial, replaced = get_partial_path(checkpoint), checkpoint.with_name(f".{checkpoint.name}{_REPLACED_SUFFIX}")
     sync_tree(partial)
     if checkpoint.exists():
         shutil.rmtree(replaced, ignore_errors=True)
@@ -146,10 +146,6 @@ def restore_replaced_checkpoints(checkpoints: Path) -> None:
         checkpoint = checkpoints / replaced.name.removeprefix(".").removesuffix(_REPLACED_SUFFIX)
         if not checkpoint.exists():
             replaced.rename(checkpoint)
-
-
-def _get_replaced_path(checkpoint: Path) -> Path:
-    return checkpoint.with_name(f".{checkpoint.name}{_REPLACED_SUFFIX}")
 
 
 def delete_checkpoint(checkpoint: Path) -> None:

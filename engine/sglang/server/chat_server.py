@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from asterism.bus.process import parent_death
-from asterism.bus.process.waiting import make_interrupt_event, wait_for_first
+from asterism.bus.process.waiting import cancel_tasks, make_interrupt_event, wait_for_first
 from asterism.configs.loading.secret_references import resolve_references
 from asterism.configs.schema.sglang import SGLangConfig
 from asterism.engine.sglang.client import SGLangClient
@@ -92,11 +92,9 @@ async def serve_chats(server: ChatServer, on_ready: Callable[[], Awaitable[None]
             raise ServerUnusable(_describe_failed_start(code, errors, device))
         return code
     finally:
-        announcing.cancel()
-        await asyncio.gather(announcing, return_exceptions=True)
+        await cancel_tasks(announcing)
         await group.terminate(_TERM_GRACE_S)
-        copying.cancel()
-        await asyncio.gather(copying, return_exceptions=True)
+        await cancel_tasks(copying)
 
 
 async def _copy_errors(group: ProcessGroup, errors: deque[str], interrupted: asyncio.Event) -> None:

@@ -4,6 +4,7 @@ import asyncio
 
 import structlog
 
+from asterism.bus.process.waiting import cancel_tasks
 from asterism.configs.schema.sglang import SGLangConfig
 from asterism.engine.http.errors import InvalidResponse, ServerStatusError, ServerTimeout, ServerUnreachable
 from asterism.engine.sglang.client import SGLangClient
@@ -60,9 +61,7 @@ class ExternalServer:
         client, self._client = self._client, None
         if client is None:
             return
-        if self._watch_task is not None:
-            self._watch_task.cancel()
-            await asyncio.gather(self._watch_task, return_exceptions=True)
+        await cancel_tasks(self._watch_task)
         self.death.cancel()
         await client.close()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import structlog
 
 from asterism.bus.process import parent_death
-from asterism.bus.process.waiting import wait_for_exit
+from asterism.bus.process.waiting import cancel_tasks, wait_for_exit
 from asterism.engine.contract import EngineFailure
 from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.http_api import ServerInfo
@@ -89,9 +89,7 @@ class SGLangServer:
 
     async def close(self) -> None:
         """Stop all processes. A second call does nothing."""
-        for task in self._watch_tasks:
-            task.cancel()
-        await asyncio.gather(*self._watch_tasks, return_exceptions=True)
+        await cancel_tasks(*self._watch_tasks)
         group, self._group = self._group, None
         if group is not None:
             self.death.cancel()

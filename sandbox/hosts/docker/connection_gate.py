@@ -11,6 +11,7 @@ from pathlib import Path
 import structlog
 
 from asterism.bus.process.scratch_lock import holding_scratch, name_owner, name_scratch, remove_stale_scratch
+from asterism.bus.process.waiting import cancel_tasks, start_task
 from asterism.sandbox.contract import SandboxFailure
 from asterism.sandbox.inside.wire.frames import LENGTH, BrokenStream, Frame, FrameReader
 
@@ -55,10 +56,7 @@ class ConnectionGate:
         self._accept_task = asyncio.get_running_loop().create_task(self._accept(self._listener))
 
     async def close(self) -> None:
-        tasks = [task for task in (self._accept_task, *self._handshakes) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_tasks(self._accept_task, *self._handshakes)
         if self._listener is not None:
             self._listener.close()
         self._scratch.close()
@@ -76,9 +74,7 @@ class ConnectionGate:
                 connection.close()
                 continue
             connection.setblocking(False)
-            task = loop.create_task(self._handle_handshake(connection))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+            start_task(self._handshakes, self._handle_handshake(connection))
 
     async def _handle_handshake(self, connection: socket.socket) -> None:
         accepted = False

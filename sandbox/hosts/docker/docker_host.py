@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import structlog
 
 from asterism.bus.process.scratch_lock import has_owner_ended
+from asterism.bus.process.waiting import cancel_tasks, start_task
 from asterism.configs.schema.machines import SandboxConfig as SandboxConfig
 from asterism.sandbox.contract import SandboxFailure
 from asterism.sandbox.hosts.docker.connection_gate import ConnectionGate
@@ -126,9 +127,7 @@ class ContainerHost:
 
     async def close(self) -> None:
         self._closing = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_tasks(*self._tasks)
         for container in self._containers:
             container.close()
         if self._engine is not None:
@@ -250,12 +249,9 @@ class ContainerHost:
             await asyncio.sleep(_MEMORY_POLL_S)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
+        start_task(self._tasks, work).add_done_callback(self._on_task_done)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._logger.error("container_host.failed", exc_info=error)
 

@@ -44,7 +44,7 @@ def fork(
     """Fork at the start of turn 1, after one cell."""
     begins = fork_trajectories(replay_recorded().turn_starts[1], count, None)
     engine = ScriptedEngine(Random(1), ScriptedTurns(*texts), kv_tokens, version=0)  # pyright: ignore[reportArgumentType]
-    going = continue_trajectories({"": RULES}, TOKENIZER, engine, sandbox or ScriptedSandbox(), begins, strict=strict)
+    going = continue_trajectories({"": RULES}, engine, sandbox or ScriptedSandbox(), begins, strict=strict)
     return begins, run_virtually(going)
 
 
@@ -119,9 +119,7 @@ def test_an_engine_start_error_ends_all_branches() -> None:
     sandbox = ScriptedSandbox()
     engine = Refusing(Random(1), ScriptedTurns(), 8192)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ExceptionGroup) as raised:
-        run_virtually(
-            continue_trajectories({"": RULES}, TOKENIZER, engine, sandbox, [replay_recorded().turn_starts[1]])
-        )
+        run_virtually(continue_trajectories({"": RULES}, engine, sandbox, [replay_recorded().turn_starts[1]]))
     assert [str(each) for each in raised.value.exceptions] == ["no such file"]
     assert sandbox.requests == ["close"]
 
@@ -141,7 +139,7 @@ def real_notebook(*cells: str, limit_s: float = 4.0) -> EndedTrajectory:
     begins = replay_recorded([call_of(cells[0])]).turn_starts[1]
     engine = ScriptedEngine(Random(1), ScriptedTurns(call_of(cells[1]), ANSWER), 8192, version=0)  # pyright: ignore[reportArgumentType]
     sandbox = make_sandbox(SandboxConfig(backend="process", time_limit_s=limit_s))
-    (ended,) = asyncio.run(continue_trajectories({"": RULES}, TOKENIZER, engine, sandbox, [begins]))
+    (ended,) = asyncio.run(continue_trajectories({"": RULES}, engine, sandbox, [begins]))
     return ended
 
 

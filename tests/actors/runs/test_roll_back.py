@@ -9,7 +9,7 @@ import pytest
 from asterism.actors.launch.launcher import roll_back_to
 from asterism.actors.metrics_file import MetricsFile, read_steps_written
 from asterism.actors.runtime.resume_point import NotResumable, choose_newest_complete_step, find_cursor
-from asterism.analysis.metrics import read_metrics
+from asterism.analysis.metric_lines import read_metric_lines
 from asterism.bus.codec import encode
 from asterism.bus.event_log.writer import EventLog
 from asterism.bus.messages import BufferCursor, Envelope, HealthReported, MetricsRecorded, StepCollected, StepCounts
@@ -91,10 +91,10 @@ def test_health_reports_are_one_line_per_check_and_step_and_a_roll_back_removes_
     lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     report = {"step": 3, "check": "entropy", "action": "warn", "message": "numbers", "checks": []}
     assert lines[3] == {"kind": "health", **report}
-    reports = [(report["step"], report["check"], report["action"]) for report in read_metrics(folder.path).health]
+    reports = [(report["step"], report["check"], report["action"]) for report in read_metric_lines(folder.path).health]
     assert reports == [(3, "entropy", "warn"), (3, "mismatch", "warn"), (1, "entropy", "stop")]
     roll_back_to(folder, 2)
-    assert [report["step"] for report in read_metrics(folder.path).health] == [1]
+    assert [report["step"] for report in read_metric_lines(folder.path).health] == [1]
 
 
 def test_the_buffers_cursor_is_read_from_the_log_or_resuming_is_refused(folder: RunFolder) -> None:

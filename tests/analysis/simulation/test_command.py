@@ -11,7 +11,7 @@ from rich.console import Console
 from asterism.actors.cli.report_command import report_run
 from asterism.actors.cli.simulate_command import ProgressLines, SimulateOptions, simulate_workload
 from asterism.analysis.simulation.simulate import simulate
-from asterism.analysis.simulation.workload_presets import SHAPES, draw_named_workload
+from asterism.analysis.simulation.workloads import SHAPES, draw_named_workload
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder

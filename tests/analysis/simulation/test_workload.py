@@ -12,7 +12,7 @@ from asterism.analysis.simulation.workload import (
     compute_median_for_limit,
     draw_workload,
 )
-from asterism.analysis.simulation.workload_presets import SHAPES, draw_named_workload
+from asterism.analysis.simulation.workloads import SHAPES, draw_named_workload
 from asterism.configs.errors import UnusableInput
 
 SHAPE = WorkloadShape(

@@ -19,13 +19,12 @@ from asterism.configs.errors import UnusableInput
 _LIMIT = 8192
 _TAIL_SIGMA = 1.0  # a third of the variance is between groups
 
+_REPORT = WorkloadShape(
+    "report", prompts=512, siblings=32, median_tokens=2900, group_sigma=0.45, own_sigma=0.4, mean_calls=2.7
+)
 SHAPES = {
-    "report": WorkloadShape(
-        "report", prompts=512, siblings=32, median_tokens=2900, group_sigma=0.45, own_sigma=0.4, mean_calls=2.7
-    ),
-    "one_node": WorkloadShape(
-        "one_node", prompts=128, siblings=32, median_tokens=2900, group_sigma=0.45, own_sigma=0.4, mean_calls=2.7
-    ),
+    "report": _REPORT,
+    "one_node": replace(_REPORT, name="one_node", prompts=128),
     "heavy_tail": WorkloadShape(
         "heavy_tail",
         prompts=128,
