@@ -26,8 +26,8 @@ from asterism.engine.learner.batches.minibatches import (
 from asterism.engine.learner.batches.packing import split_micro_batches
 from asterism.engine.learner.batches.training_sequence import RankShares, SequenceSource, Source, check_token_ids
 from asterism.engine.learner.checkpoints.adapter_export import describe_adapters
+from asterism.engine.learner.checkpoints.checkpoint import CheckpointWriter, ModelExport, PendingCheckpoint
 from asterism.engine.learner.checkpoints.checkpoint_folders import ProbePrompts, TrainerState, read_trainer_state
-from asterism.engine.learner.checkpoints.checkpoint_writer import CheckpointWriter, ModelExport, PendingCheckpoint
 from asterism.engine.learner.checkpoints.training_state import capture_training_state, load_training_state
 from asterism.engine.learner.distributed import RankGroup, find_non_finite_parameter, gather_full
 from asterism.engine.learner.loss_reduction import (

@@ -37,7 +37,7 @@ from asterism.tasks.hosting.host_inspection import LoopDelays, count_instances, 
 from asterism.tasks.hosting.instances import Instance
 from asterism.tasks.hosting.loaded_task import LoadedTask
 from asterism.tasks.hosting.program_handle import ProgramHandle, ProgramQueue
-from asterism.tasks.hosting.reward_calls import RewardCalls, load_reward_calls
+from asterism.tasks.hosting.score_calls import RewardCalls, load_reward_calls
 from asterism.tasks.hosting.wire import (
     Alive,
     BatchWriter,

@@ -19,7 +19,7 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.algorithm import SftFileConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.batches.batch_journal import BatchJournal
-from asterism.engine.learner.checkpoints import checkpoint_writer
+from asterism.engine.learner.checkpoints import checkpoint as checkpoint_module
 from asterism.engine.learner.checkpoints.checkpoint_folders import list_saved_steps
 from asterism.engine.learner.distributed import RankGroup, gather_full_parameters
 from asterism.engine.learner.learner_rank import CheckpointNotFound, LearnerRank
@@ -309,7 +309,7 @@ def test_a_failed_write_ends_the_next_step(tmp_path: Path, monkeypatch: pytest.M
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint_writer, "write_shard", fail)
+    monkeypatch.setattr(checkpoint_module, "write_shard", fail)
     rank.train(1, [])
     rank.save_if_due()
     with pytest.raises(DiskError, match=r"/\.step_000001\.building: No space left on device"):

@@ -12,13 +12,13 @@ from transformers import AutoModelForCausalLM
 
 from asterism.configs.atomic_write import DiskError
 from asterism.configs.file_manifest import MANIFEST_NAME, DamagedFile, list_files, read_manifest
-from asterism.engine.learner.checkpoints import checkpoint_writer
+from asterism.engine.learner.checkpoints import checkpoint as checkpoint_module
+from asterism.engine.learner.checkpoints.checkpoint import CheckpointWriter
 from asterism.engine.learner.checkpoints.checkpoint_folders import (
     get_partial_path,
     get_tensors_folder,
     list_saved_steps,
 )
-from asterism.engine.learner.checkpoints.checkpoint_writer import CheckpointWriter
 from asterism.engine.learner.distributed import RankGroup, gather_full_parameters
 from asterism.engine.learner.sharding import build_sharded_model
 from asterism.engine.learner.trainer import Trainer
@@ -54,13 +54,13 @@ class WriteGate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._is_open = threading.Event()
-        write = checkpoint_writer.write_training_state
+        write = checkpoint_module.write_training_state
 
         def wait_and_write(*arguments: object) -> None:
             assert self._is_open.wait(TIMEOUT_S)
             write(*arguments)  # pyright: ignore[reportArgumentType]
 
-        monkeypatch.setattr(checkpoint_writer, "write_training_state", wait_and_write)
+        monkeypatch.setattr(checkpoint_module, "write_training_state", wait_and_write)
 
     def open(self) -> None:
         self._is_open.set()
@@ -208,7 +208,7 @@ def test_only_a_complete_checkpoint_has_its_final_name(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(checkpoint_writer, "write_trainer_state", die)
+        patch.setattr(checkpoint_module, "write_trainer_state", die)
         made.save(tmp_path / "step_000001", tokenizer)
         made.finish_saving()
     assert list_saved_steps(tmp_path) == []
@@ -229,7 +229,7 @@ def test_a_full_disk_is_reported_by_a_later_call(
     made = make_trainer()
     names = {"tensors": "write_training_state", "export": "write_shard", "sync": "sync_paths"}
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_writer, names[place], fail)
+        patch.setattr(checkpoint_module, names[place], fail)
         made.save(tmp_path / "step_000001", tokenizer)
         with pytest.raises(DiskError, match=r"/\.step_000001\.building: No space left on device"):
             made.finish_saving()
@@ -243,7 +243,7 @@ def test_files_and_folders_are_on_the_disk_before_the_final_rename(
     tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[tuple[str, str]] = []
-    rename, fsync = Path.rename, checkpoint_writer.sync_paths.__globals__["os"].fsync
+    rename, fsync = Path.rename, checkpoint_module.sync_paths.__globals__["os"].fsync
 
     def record_sync(descriptor: int) -> None:
         events.append(("sync", str(Path(f"/proc/self/fd/{descriptor}").readlink())))
