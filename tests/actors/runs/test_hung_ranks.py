@@ -36,8 +36,8 @@ SETTINGS = (
 
 
 @pytest.fixture(scope="module")
-def undisturbed(finished_run: tuple[RunFolder, str], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return run_with_faults(tmp_path_factory.mktemp("undisturbed"), finished_run[0], [])[0]
+def undisturbed(finished: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return run_with_faults(tmp_path_factory.mktemp("undisturbed"), finished, [])[0]
 
 
 def run_with_faults(
@@ -77,21 +77,19 @@ def check_restarts(folder: RunFolder, output: str, faults: list[RankFault]) -> N
 
 
 @pytest.mark.nightly
-def test_a_stopped_follower_is_named_and_the_learner_restarts(
-    tmp_path: Path, finished_run: tuple[RunFolder, str]
-) -> None:
+def test_a_stopped_follower_is_named_and_the_learner_restarts(tmp_path: Path, finished: RunFolder) -> None:
     faults = [RankFault(1, 2, "save", signal.SIGSTOP)]
     settings = ("rl.prompts=2", "rl.rollouts=4", "evaluation.questions=0")
-    check_restarts(*run_with_faults(tmp_path, finished_run[0], faults, *settings), faults)
+    check_restarts(*run_with_faults(tmp_path, finished, faults, *settings), faults)
 
 
 @pytest.mark.nightly
 def test_a_rank_that_sends_heartbeats_but_makes_no_progress_is_restarted(
-    tmp_path: Path, finished_run: tuple[RunFolder, str], undisturbed: RunFolder
+    tmp_path: Path, finished: RunFolder, undisturbed: RunFolder
 ) -> None:
     """Rank 0 waits for the other rank in a barrier, which has no timeout."""
     faults = [RankFault(1, 2, "barrier", None)]
-    folder, output = run_with_faults(tmp_path, finished_run[0], faults, "learner.collective_timeout_s=10")
+    folder, output = run_with_faults(tmp_path, finished, faults, "learner.collective_timeout_s=10")
     assert len(list_process_ids(folder, "learner")) == 2
     (hang,) = read_log_entries(folder, "process.timed_out")
     operations = r"in step 2 since .* s, in publish since .* s, in barrier since .* s, limit of publish: 10 s"
@@ -106,10 +104,10 @@ def test_a_rank_that_sends_heartbeats_but_makes_no_progress_is_restarted(
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_may_be_killed_or_stopped_in_a_step_a_publication_and_a_save(
-    tmp_path: Path, finished_run: tuple[RunFolder, str], undisturbed: RunFolder, rank: int, number: signal.Signals
+    tmp_path: Path, finished: RunFolder, undisturbed: RunFolder, rank: int, number: signal.Signals
 ) -> None:
     faults = [RankFault(rank, step, operation, number) for step, operation in enumerate(OPERATIONS, 1)]
-    folder, output = run_with_faults(tmp_path, finished_run[0], faults)
+    folder, output = run_with_faults(tmp_path, finished, faults)
     check_restarts(folder, output, faults)
     assert list_divergences(undisturbed, folder) == []  # trajectories, metrics and the last checkpoint are equal
     assert list_probes(undisturbed) == list_probes(folder)

@@ -128,11 +128,10 @@ def test_a_chat_without_a_reader_closes_engine_and_sandbox(run: RunFolder) -> No
     assert process.returncode == 1
 
 
-def test_the_demos_checkpoint_answers_with_its_tool(finished_run: tuple[RunFolder, str]) -> None:
-    folder, _ = finished_run
-    question = json.loads((folder.data / "test.jsonl").read_text().splitlines()[0])["question"]
-    arguments = ("chat", str(folder.path), "--temperature", "0", "--set", "sandbox.backend=process")
-    with in_terminal([*ASTERISM, *arguments], folder.path.parent, ENVIRONMENT) as terminal:
+def test_the_demos_checkpoint_answers_with_its_tool(finished: RunFolder) -> None:
+    question = json.loads((finished.data / "test.jsonl").read_text().splitlines()[0])["question"]
+    arguments = ("chat", str(finished.path), "--temperature", "0", "--set", "sandbox.backend=process")
+    with in_terminal([*ASTERISM, *arguments], finished.path.parent, ENVIRONMENT) as terminal:
         terminal.wait_for("> ")
         terminal.type(f"{question}\n")
         shown = terminal.wait_for("tokens)\n> ")
