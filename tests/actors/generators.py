@@ -110,6 +110,16 @@ class Scene:
     async def receive(self, count: int) -> list[msg.AnyMessage]:
         return [(await self.rollout.receive()).message for _ in range(count)]
 
+    async def receive_turn(self) -> msg.TurnGenerated:
+        """Return the next message to the rollout, which must be a turn."""
+        (answer,) = await self.receive(1)
+        assert isinstance(answer, msg.TurnGenerated)
+        return answer
+
+    async def receive_loaded(self, count: int) -> list[int]:
+        """Return the versions of the loaded weights among the next `count` messages to the rollout."""
+        return [answer.version for answer in await self.receive(count) if isinstance(answer, msg.WeightsLoaded)]
+
     async def fetch(self, published: msg.WeightsPublished) -> msg.WeightsPublished:
         """Fetch weights in FETCH_S; version 6 is missing."""
         self.fetched.append(published.version)

@@ -32,8 +32,7 @@ def published(version: int, incarnation: int = INCARNATION) -> msg.WeightsPublis
 
 async def test_an_answer_has_the_lease_of_its_request(scene: Scene) -> None:
     await scene.send(turn(1, 3, lease=7))
-    answer = (await scene.rollout.receive()).message
-    assert isinstance(answer, msg.TurnGenerated)
+    answer = await scene.receive_turn()
     assert (answer.turn, answer.lease, answer.finish) == (2, 7, "length")
     await scene.send(turn(2, lease=8, first=666))
     assert await scene.receive(1) == [msg.TurnFailed(2, 2, 8, "engine: out of memory")]
@@ -73,7 +72,7 @@ async def test_a_turn_aborted_before_the_engine_has_it_is_answered_without_token
     assert answer == msg.TurnGenerated(1, 2, 1, b"", b"", b"", "abort")
     assert scene.engine.generated == []
     await scene.send(turn(1, 1, lease=2))  # the next turn is not aborted
-    assert isinstance((await scene.rollout.receive()).message, msg.TurnGenerated)
+    await scene.receive_turn()
     assert scene.engine.generated == [1]
 
 
@@ -93,16 +92,14 @@ async def test_an_abort_reaches_the_engine_only_under_the_turns_lease(scene: Sce
 
 async def test_duplicate_and_older_weights_are_acknowledged_but_not_loaded(scene: Scene) -> None:
     await scene.send(*(published(version) for version in (5, 6, 5, 6, 3)))
-    answers = await scene.receive(5)
-    assert [answer.version for answer in answers if isinstance(answer, msg.WeightsLoaded)] == [5, 6, 5, 6, 3]
+    assert await scene.receive_loaded(5) == [5, 6, 5, 6, 3]
     assert scene.engine.loaded_versions == [5, 6]
 
 
 async def test_a_version_that_was_trained_again_with_other_bits_is_loaded_again(scene: Scene) -> None:
     again = replace(published(5), digest="ab" * 16)
     await scene.send(published(5), again, again)
-    answers = await scene.receive(3)
-    assert [answer.version for answer in answers if isinstance(answer, msg.WeightsLoaded)] == [5, 5, 5]
+    assert await scene.receive_loaded(3) == [5, 5, 5]
     assert scene.engine.loaded_versions == [5, 5]
 
 
@@ -176,8 +173,7 @@ async def test_weights_sent_to_an_earlier_incarnation_are_ignored() -> None:
 async def test_weights_of_another_machine_are_fetched_once_and_loaded_from_the_local_copy(remote_scene: Scene) -> None:
     with capture_logs() as logged:
         await remote_scene.send(*(published(version) for version in (5, 5, 6, 7, 4)))
-        answers = await remote_scene.receive(4)
-    assert [answer.version for answer in answers if isinstance(answer, msg.WeightsLoaded)] == [5, 5, 7, 4]
+        assert await remote_scene.receive_loaded(4) == [5, 5, 7, 4]
     assert (remote_scene.fetched, remote_scene.engine.loaded_paths) == ([5, 6, 7], ["here/5", "here/7"])
     lines = [line for line in logged if line["event"] == "weights.fetched"]
     assert [(line["version"], line["bytes"], line["fetch_s"]) for line in lines] == [
@@ -217,7 +213,7 @@ async def test_refused_weights_are_not_acknowledged_and_the_next_ones_are_loaded
 
 async def test_the_recorder_receives_the_counters_of_a_step_before_its_weights_are_acknowledged(scene: Scene) -> None:
     await scene.send(turn(1, 5))
-    assert isinstance((await scene.rollout.receive()).message, msg.TurnGenerated)
+    await scene.receive_turn()
     await scene.send(published(5))
     assert isinstance((await scene.rollout.receive()).message, msg.WeightsLoaded)
     assert [(load.version, load.decode_steps, load.incarnation) for load in scene.recorded] == [(5, 5, INCARNATION)]
@@ -235,7 +231,7 @@ async def test_only_leases_of_the_latest_trajectories_are_kept(scene: Scene, mon
 async def test_misdirected_messages_are_logged_and_dropped(scene: Scene) -> None:
     with capture_logs() as logged:
         await scene.send(msg.SessionEnded(1), turn(1, 1))
-        assert isinstance((await scene.rollout.receive()).message, msg.TurnGenerated)
+        await scene.receive_turn()
     assert {"event": "message.misdirected", "kind": "SessionEnded", "log_level": "error"} in logged
 
 

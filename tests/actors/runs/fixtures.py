@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,8 @@ def start() -> Iterator[Start]:
     """Yield a function that starts runs; runs that remain after the module's last test are killed."""
     started: list[StartedRun] = []
 
-    def start_one(runs: Path, *arguments: str) -> StartedRun:
-        started.append(StartedRun(runs, *arguments))
+    def start_one(runs: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> StartedRun:
+        started.append(StartedRun(runs, *arguments, environment=environment))
         return started[-1]
 
     yield start_one
@@ -29,7 +29,7 @@ def start() -> Iterator[Start]:
 @pytest.fixture
 def start_trained(tmp_path: Path, start: Start, finished: RunFolder) -> Start:
     """Return a function that starts runs in the test's folder, from the cold start of the finished run."""
-    return lambda *arguments: start(tmp_path, *from_cold_start_of(finished), *arguments)
+    return lambda *arguments, **options: start(tmp_path, *from_cold_start_of(finished), *arguments, **options)
 
 
 @pytest.fixture(scope="session")

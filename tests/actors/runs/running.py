@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -47,11 +47,15 @@ def command_line(runs: Path, *arguments: str) -> list[str]:
     return [*ASTERISM, "run", "configs/tiny.toml", *overrides, *options]
 
 
-def launch(runs: Path, *arguments: str, output: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
+def launch(
+    runs: Path,
+    *arguments: str,
+    output: IO[str] | int = subprocess.PIPE,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[str]:
     """Start a small run in `runs`."""
-    return subprocess.Popen(
-        command_line(runs, *arguments), cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True
-    )
+    command = command_line(runs, *arguments)
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True)
 
 
 def finish(process: subprocess.Popen[str], patience_s: float = PATIENCE_S) -> str:
@@ -97,8 +101,8 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], pa
 class StartedRun:
     """A small run that a test has started: its process, and its folder."""
 
-    def __init__(self, runs: Path, *arguments: str) -> None:
-        self.folder, self.process = RunFolder(runs / "demo"), launch(runs, *arguments)
+    def __init__(self, runs: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+        self.folder, self.process = RunFolder(runs / "demo"), launch(runs, *arguments, environment=environment)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         wait_until(condition, self.process)
@@ -115,14 +119,14 @@ class StartedRun:
         self.process.kill()
         finish(self.process)
 
-    def end(self, code: int) -> str:
+    def end(self, code: int, patience_s: float = PATIENCE_S) -> str:
         """Return the output of a run, which must end with this exit code."""
-        output = finish(self.process)
+        output = finish(self.process, patience_s)
         assert self.process.returncode == code, output
         return output
 
-    def succeed(self) -> str:
-        return self.end(0)
+    def succeed(self, patience_s: float = PATIENCE_S) -> str:
+        return self.end(0, patience_s)
 
 
 Start = Callable[..., StartedRun]

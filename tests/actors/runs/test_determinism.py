@@ -16,7 +16,6 @@ from asterism.analysis.event_logs.comparable_events import read_event_streams
 from asterism.analysis.event_logs.diff import list_divergences
 from asterism.configs.file_manifest import MANIFEST_NAME
 from asterism.configs.run_folder import RunFolder
-from tests.actors.cli.invoking import invoke
 from tests.actors.runs.running import (
     Start,
     from_cold_start_of,
@@ -133,10 +132,6 @@ def test_two_runs_with_two_learner_ranks_are_identical(tmp_path: Path, finished:
     assert {"random.cpu_0", "random.cpu_1"} <= set(saved)
 
 
-def test_a_strict_run_with_racing_settings_is_refused(tmp_path: Path, start: Start) -> None:
-    assert "rl.group_oversampling = 1.0" in start(tmp_path, "determinism=strict", "rl.group_oversampling=1.5").end(2)
-
-
 def test_a_run_equals_itself_and_every_part_is_compared(strict_run: RunFolder) -> None:
     assert list_divergences(strict_run, strict_run) == []
     assert {name.split()[0] for name in read_event_streams(strict_run)} == {
@@ -169,8 +164,3 @@ def test_each_differing_part_is_named(strict_run: RunFolder, tmp_path: Path) -> 
         r"weights of version 3",
     )
     assert all(re.fullmatch(pattern, name) for pattern, name in zip(patterns, streams, strict=True)), streams
-
-
-def test_the_command_exits_with_1_if_runs_differ(strict_run: RunFolder, finished: RunFolder) -> None:
-    for other, code in ((strict_run, 0), (finished, 1)):
-        assert invoke("log", "diff", strict_run.path, other.path).exit_code == code

@@ -64,6 +64,13 @@ def printed(text: str) -> msg.CodeOk:
     return msg.CodeOk(msg.Output(text))
 
 
+async def begin(server: Server, client: SandboxClient) -> asyncio.Task[CodeResult]:
+    """Start a call, which the server has received."""
+    running = asyncio.create_task(client.run(call(7, 0)))
+    await server.receive()
+    return running
+
+
 async def test_results_are_matched_to_requests_in_any_order(server: Server, client: SandboxClient) -> None:
     first, second = asyncio.create_task(client.run(call(7, 0))), asyncio.create_task(client.run(call(7, 1)))
     graded = asyncio.create_task(client.grade(msg.AnswerSubmitted(7, "2", "2")))
@@ -80,16 +87,14 @@ async def test_results_are_matched_to_requests_in_any_order(server: Server, clie
 
 async def test_a_server_failure_is_raised_and_the_call_can_be_repeated(server: Server, client: SandboxClient) -> None:
     for cause in ("a fork server died", "no room"):
-        running = asyncio.create_task(client.run(call(7, 0)))
-        await server.receive()
+        running = await begin(server, client)
         await server.send(msg.CallFailed(7, 0, cause, LIFE))
         with pytest.raises(SandboxFailure, match=cause):
             await running
 
 
 async def test_a_request_that_is_in_flight_is_refused(server: Server, client: SandboxClient) -> None:
-    running = asyncio.create_task(client.run(call(7, 0)))
-    await server.receive()
+    running = await begin(server, client)
     with pytest.raises(ValueError, match="trajectory 7: the same request is already in flight"):
         await client.run(call(7, 0))
     await server.send(msg.CodeFinished(7, 0, printed("4"), 0.1, LIFE))
@@ -97,8 +102,7 @@ async def test_a_request_that_is_in_flight_is_refused(server: Server, client: Sa
 
 
 async def test_unrelated_frames_are_ignored(server: Server, client: SandboxClient) -> None:
-    running = asyncio.create_task(client.run(call(7, 0)))
-    await server.receive()
+    running = await begin(server, client)
     await server.bus.send_frame(server.client, b"no message")
     await server.send(msg.ExecutorJoined(LIFE, 4))
     await server.send(msg.CodeFinished(8, 0, printed("unrequested"), 0.1, LIFE))
@@ -110,8 +114,7 @@ async def test_requests_to_an_ended_server_fail(
     server: Server, client: SandboxClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox_client, "_POLL_INTERVAL_S", 0.01)
-    running = asyncio.create_task(client.run(call(7, 0)))
-    await server.receive()
+    running = await begin(server, client)
     await server.bus.close()
     assert not is_served(tmp_path)
     with pytest.raises(SandboxFailure, match="the sandbox server has ended"):

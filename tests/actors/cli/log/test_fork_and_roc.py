@@ -11,8 +11,8 @@ from rich.console import Console
 
 from asterism.actors.cli.log.fork_command import ForkOptions, fork_trajectory
 from asterism.actors.replay.branch_runner import EndedTrajectory
-from asterism.actors.replay.replay import redecide_all, replay_trajectory
-from asterism.actors.runtime.wiring import build_deciders, build_rules
+from asterism.actors.replay.replay import redecide_all
+from asterism.actors.runtime.wiring import build_deciders
 from asterism.analysis.roc_refilter import read_judged_groups
 from asterism.bus.addresses import HEAD
 from asterism.bus.event_log.reader import read_events
@@ -20,9 +20,6 @@ from asterism.bus.messages import TrajectoryFinished, bytes_to_ids
 from asterism.configs.file_manifest import MANIFEST_NAME
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.engine.model.tokenizer import load_tokenizer
-from asterism.policies.rollout.rollout import Rollout
-from asterism.tasks.math_python import MATH_PYTHON
 from tests.actors.cli.invoking import read_refusal
 from tests.actors.runs.running import asterism_output, read_messages
 from tests.batches import CompleteBatch, assemble_batches
@@ -219,14 +216,6 @@ def test_a_log_that_replays_to_other_tokens_is_refused(finished: RunFolder, tmp_
     # The copy has no checkpoint, which is checked before the replay.
     error = refused(copy, number, "--checkpoint", finished.get_checkpoint_path(0))
     assert f"trajectory {number} replays differently" in error
-
-
-def test_a_replayed_trajectory_has_the_end_that_the_head_logged(finished: RunFolder) -> None:
-    run = load_run(finished.config)
-    tokenizer = load_tokenizer(finished.expand_path(run.model.checkpoint))
-    for original in (answered(finished, 0), answered(finished, 1)):
-        rollout = Rollout(build_rules(run, {"": MATH_PYTHON}, tokenizer))
-        assert replay_trajectory(finished.events / "rollout-0.sqlite", rollout, original.trajectory_id).end == original
 
 
 # ---------------------------------------------------------------- roc
