@@ -3,6 +3,7 @@
 import shlex
 from pathlib import Path
 
+import structlog
 from typer.testing import CliRunner, Result
 
 from asterism.actors.cli.main import app
@@ -12,7 +13,9 @@ from tests.golden_messages import check_golden_messages
 
 def invoke(*arguments: object) -> Result:
     """Call a command with a terminal of 200 columns. Errors other than exits are in the result."""
-    return CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "200"})
+    structlog.reset_defaults()  # some commands suppress logs
+    return result
 
 
 def read_output(*arguments: object) -> str:

@@ -3,9 +3,7 @@
 import json
 import os
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from subprocess import CompletedProcess, run
 from typing import Any
@@ -19,6 +17,7 @@ from asterism.tasks.checking.task_check import write_byte_tokenizer
 from tests.actors.cli.invoking import check_golden_refusals
 from tests.actors.cli.invoking import invoke as invoke_command
 from tests.actors.runs.running import ROOT
+from tests.http_responses import Response, serving
 
 MESSAGES = Path(__file__).with_name("data_messages.txt")
 
@@ -158,55 +157,27 @@ def test_a_truncated_dialogue_is_rendered_to_its_last_trained_token() -> None:
 # ---------------------------------------------------------------- a hub
 
 
-class _Hub(BaseHTTPRequestHandler):
-    def do_HEAD(self) -> None:
-        self._respond()
-
-    def do_GET(self) -> None:
-        self._respond()
-
-    def log_request(self, code: object = "-", size: object = "-") -> None:
-        pass
-
-    def log_error(self, *_: object) -> None:
-        pass
-
-    def _respond(self) -> None:
-        path = self.path.partition("?")[0]
-        if "/closed/" in path:
-            return  # returns without a response
-        name = path.partition(f"/resolve/{COMMIT}/")[2]
-        if path.startswith("/api/datasets/some/sums/revision/"):
-            content = json.dumps({"id": "some/sums", "sha": COMMIT}).encode()
-        elif path == f"/api/datasets/some/sums/tree/{COMMIT}":
-            files = [{"type": "file", "path": name, "size": len(PUBLISHED[name]), "oid": name} for name in PUBLISHED]
-            content = json.dumps(files).encode()
-        elif name in PUBLISHED:
-            content = PUBLISHED[name]
-        else:
-            self.send_response(404)
-            self.send_header("X-Error-Code", "RepoNotFound")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("ETag", f'"{len(content)}"')
-        self.send_header("X-Repo-Commit", COMMIT)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
+def respond(path: str) -> Response | None:
+    path = path.partition("?")[0]
+    if "/closed/" in path:
+        return None
+    name = path.partition(f"/resolve/{COMMIT}/")[2]
+    if path.startswith("/api/datasets/some/sums/revision/"):
+        content = json.dumps({"id": "some/sums", "sha": COMMIT}).encode()
+    elif path == f"/api/datasets/some/sums/tree/{COMMIT}":
+        files = [{"type": "file", "path": name, "size": len(PUBLISHED[name]), "oid": name} for name in PUBLISHED]
+        content = json.dumps(files).encode()
+    elif name in PUBLISHED:
+        content = PUBLISHED[name]
+    else:
+        return Response(404, headers={"X-Error-Code": "RepoNotFound"})
+    return Response(200, content, {"ETag": f'"{len(content)}"', "X-Repo-Commit": COMMIT})
 
 
 @pytest.fixture
 def hub() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(respond) as url:
+        yield url
 
 
 def fetch(endpoint: str, *arguments: str) -> CompletedProcess[str]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from asterism.actors.cli import sandbox_commands
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.tasks.checking.task_check import write_byte_tokenizer
 from tests.actors.cli.checked_tasks import CODE, ROWS
@@ -21,7 +20,6 @@ MESSAGES = Path(__file__).with_name("task_check_messages.txt")
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the current folder, with code and rows."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sandbox_commands, "suppress_logs", lambda: None)
     (tmp_path / "counting.py").write_text(CODE)
     write_rows(*ROWS)
     return tmp_path

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -54,7 +54,12 @@ def launch(
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[str]:
     """Start a small run in `runs`."""
-    command = command_line(runs, *arguments)
+    return start_command(command_line(runs, *arguments), output=output, environment=environment)
+
+
+def start_command(
+    command: Sequence[str], *, output: IO[str] | int = subprocess.PIPE, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True)
 
 

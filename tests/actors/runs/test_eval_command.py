@@ -4,10 +4,9 @@ import hashlib
 import json
 import re
 import signal
-import subprocess
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import version
 from itertools import combinations
 from pathlib import Path
@@ -20,7 +19,15 @@ from tokenizers import Tokenizer
 from asterism.analysis.evaluation.answer_records import read_answers
 from asterism.bus.messages import StartGroup, TokenRecord, TrajectoryFinished
 from asterism.configs.run_folder import RunFolder
-from tests.actors.runs.running import ASTERISM, ROOT, asterism, asterism_output, finish, read_messages, wait_until
+from tests.actors.runs.running import (
+    ASTERISM,
+    asterism,
+    asterism_output,
+    finish,
+    read_messages,
+    start_command,
+    wait_until,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -39,22 +46,6 @@ def evaluation(finished: RunFolder) -> tuple[RunFolder, str]:
     """Return an uninterrupted evaluation and its output."""
     printed = asterism_output(*list_arguments(finished, "whole"))
     return RunFolder(finished.path.parent / "whole"), printed
-
-
-@pytest.fixture
-def start(finished: RunFolder) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    started: list[subprocess.Popen[str]] = []
-
-    def launch(name: str, *flags: str) -> subprocess.Popen[str]:
-        command = [*ASTERISM, *list_arguments(finished, name, *flags)]
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        started.append(process)
-        return process
-
-    yield launch
-    for process in started:
-        process.kill()
-        process.communicate()
 
 
 def read_results(folder: RunFolder) -> dict[str, Any]:
@@ -180,7 +171,7 @@ def test_the_traces_of_an_evaluation_filter_the_file_of_its_questions(
 
 @pytest.mark.nightly
 def test_an_evaluation_killed_at_five_points_and_resumed_gives_the_same_figures(
-    evaluation: tuple[RunFolder, str], start: Callable[..., subprocess.Popen[str]]
+    evaluation: tuple[RunFolder, str], finished: RunFolder
 ) -> None:
     whole, _ = evaluation
     folder = RunFolder(whole.path.parent / "killed")
@@ -191,18 +182,18 @@ def test_an_evaluation_killed_at_five_points_and_resumed_gives_the_same_figures(
         )),
     ]  # fmt: skip
     for number, is_reached in points:
-        process = start("killed", *(["--resume"] if folder.path.exists() else []))
-        wait_until(is_reached, process)
-        process.send_signal(number)
-        output = finish(process)
+        options = ["--resume"] if folder.path.exists() else []
+        with start_command([*ASTERISM, *list_arguments(finished, "killed", *options)]) as process:
+            wait_until(is_reached, process)
+            process.send_signal(number)
+            output = finish(process)
         assert process.returncode == (130 if number == signal.SIGINT else -number), output
         before = read_answers(folder.answers)
         assert len(before) < SAMPLES * QUESTIONS
         if before and number == signal.SIGKILL:  # an interrupted evaluation has finished its files
             with folder.answers.open("ab") as file:
                 file.write(b'{"label":"sampled","ver')  # torn line
-    process = start("killed", "--resume")
-    assert (finish(process), process.returncode)[1] == 0
+    asterism_output(*list_arguments(finished, "killed", "--resume"))
     assert read_results(folder) == read_results(whole)
     found, expected = read_answers(folder.answers), read_answers(whole.answers)
     assert [(each.key, each.digest) for each in found] == [(each.key, each.digest) for each in expected]

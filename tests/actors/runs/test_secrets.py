@@ -6,7 +6,6 @@ The run ends with the first error of its reward function, which fails for every 
 import json
 import os
 import stat
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from asterism.configs.run_folder import RunFolder
-from tests.actors.runs.running import ASTERISM, PATIENCE_S, ROOT
+from tests.actors.runs.running import ASTERISM, PATIENCE_S, start_command
 from tests.actors.runs.test_task_faults import CONFIG
 
 pytestmark = pytest.mark.slow
@@ -88,9 +87,7 @@ def test_secrets_are_in_no_command_line_and_in_no_file_that_others_can_read(
     environment = {**os.environ, "SERVICE": REFERRED, "TMPDIR": str(folder)}
     command = [*ASTERISM, "run", str(config), "--set", f"runs_folder={folder}"]
     exposed, num_looks = set[bytes | Path](), 0
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+    with start_command(command, environment=environment) as process:
         deadline = time.monotonic() + PATIENCE_S
         while process.poll() is None:
             assert time.monotonic() < deadline

@@ -15,7 +15,7 @@ from asterism.engine.learner.checkpoints.checkpoint_folders import get_tensors_f
 from asterism.engine.learner.checkpoints.training_state import read_whole_weights
 from asterism.engine.model.weight_files import list_weight_files
 from tests.actors.cli.invoking import read_output
-from tests.actors.runs.running import ASTERISM, ROOT, SMALL, metrics, read_messages, wait_until
+from tests.actors.runs.running import ASTERISM, ROOT, SMALL, metrics, read_messages, start_command, wait_until
 
 STAGES = """
 [[stages]]
@@ -48,8 +48,7 @@ def start(folder: Path, model: Path, *options: str) -> "subprocess.Popen[str]":
         f'runs_folder="{folder}"',
     )
     overrides = [flag for setting in settings if not setting.startswith("rl.steps") for flag in ("--set", setting)]
-    command = [*ASTERISM, "run", str(folder / "stages.toml"), *overrides, *options]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return start_command([*ASTERISM, "run", str(folder / "stages.toml"), *overrides, *options])
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import time
 from pathlib import Path
 
@@ -66,10 +67,8 @@ def refusal(*arguments: object) -> str:
 def copy(folder: RunFolder, path: Path, *sql: str, process: str = HEAD) -> RunFolder:
     """Copy the logs and execute SQL in one of them."""
     other = RunFolder(path / "copy")
-    other.events.mkdir(parents=True)
-    other.config.write_bytes(folder.config.read_bytes())
-    for log in folder.events.glob("*.sqlite"):
-        (other.events / log.name).write_bytes(log.read_bytes())
+    shutil.copytree(folder.events, other.events)
+    shutil.copy(folder.config, other.config)
     with editing_log(other.events / f"{process}.sqlite") as connection:
         for statement in sql:
             connection.execute(statement)
