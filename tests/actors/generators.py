@@ -9,16 +9,8 @@ from msgspec.structs import replace
 
 from asterism.actors.engines.weight_loading import WeightLoader
 from asterism.actors.generator import Generator
+from asterism.bus import messages as msg
 from asterism.bus.addresses import RECORDER
-from asterism.bus.messages import (
-    AnyMessage,
-    EngineJoined,
-    EngineLoadReported,
-    Shutdown,
-    TurnRequested,
-    WeightsPublished,
-    ids_to_bytes,
-)
 from asterism.bus.transport.in_process import Hub
 from asterism.configs.schema.algorithm import Sampling
 from asterism.engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest, WeightsRefused
@@ -81,7 +73,7 @@ class ScriptedEngine(FakeEngine):
     def release_cache(self, sequence_id: int) -> None:
         self.released_caches.append(sequence_id)
 
-    async def load_weights(self, weights: WeightsPublished) -> None:
+    async def load_weights(self, weights: msg.WeightsPublished) -> None:
         await asyncio.sleep(STEP_S)
         if weights.version in self.refused:
             raise WeightsRefused("half of them are missing")
@@ -99,26 +91,36 @@ INCARNATION = 3
 
 def turn(
     tid: int, new_tokens: int = 10, *, lease: int = 1, first: int = 1, incarnation: int = INCARNATION
-) -> TurnRequested:
-    return TurnRequested(tid, 2, lease, ids_to_bytes([first, 2]), new_tokens, Sampling(), (), 5, incarnation)
+) -> msg.TurnRequested:
+    return msg.TurnRequested(tid, 2, lease, msg.ids_to_bytes([first, 2]), new_tokens, Sampling(), (), 5, incarnation)
 
 
 class Scene:
     def __init__(self, hub: Hub, engine: ScriptedEngine) -> None:
         self.engine, self.version = engine, engine.version
         self.arbiter, self.rollout = hub.join("head", 100), hub.join("rollout-0", 100)
-        self.recorded: list[EngineLoadReported] = []  # reports that the recorder received
-        self.reports: list[tuple[float, EngineLoadReported]] = []  # reports with their time
+        self.recorded: list[msg.EngineLoadReported] = []  # reports that the recorder received
+        self.reports: list[tuple[float, msg.EngineLoadReported]] = []  # reports with their time
         self.fetched: list[int] = []  # versions of fetched weights
 
-    async def send(self, *messages: AnyMessage) -> None:
+    async def send(self, *messages: msg.AnyMessage) -> None:
         for message in messages:
             await self.rollout.send("generator-0", message)
 
-    async def receive(self, count: int) -> list[AnyMessage]:
+    async def receive(self, count: int) -> list[msg.AnyMessage]:
         return [(await self.rollout.receive()).message for _ in range(count)]
 
-    async def fetch(self, published: WeightsPublished) -> WeightsPublished:
+    async def receive_turn(self) -> msg.TurnGenerated:
+        """Return the next message to the rollout, which must be a turn."""
+        (answer,) = await self.receive(1)
+        assert isinstance(answer, msg.TurnGenerated)
+        return answer
+
+    async def receive_loaded(self, count: int) -> list[int]:
+        """Return the versions of the loaded weights among the next `count` messages to the rollout."""
+        return [answer.version for answer in await self.receive(count) if isinstance(answer, msg.WeightsLoaded)]
+
+    async def fetch(self, published: msg.WeightsPublished) -> msg.WeightsPublished:
         """Fetch weights in FETCH_S; version 6 is missing."""
         self.fetched.append(published.version)
         await asyncio.sleep(FETCH_S)
@@ -128,11 +130,11 @@ class Scene:
 
     async def listen(self) -> None:
         joined = (await self.arbiter.receive()).message
-        assert joined == EngineJoined("generator-0", 1024, 16, self.version, INCARNATION)
+        assert joined == msg.EngineJoined("generator-0", 1024, 16, self.version, INCARNATION)
         while True:
             envelope = await self.arbiter.receive()
             message = envelope.message
-            assert isinstance(message, EngineLoadReported)
+            assert isinstance(message, msg.EngineLoadReported)
             if envelope.to == RECORDER:
                 self.recorded.append(message)
                 continue
@@ -159,6 +161,6 @@ async def open_scene(version: int = 4, *, is_remote: bool = False) -> AsyncItera
     running = asyncio.create_task(actor.run())
     listening = asyncio.create_task(scene.listen())
     yield scene
-    await scene.send(Shutdown())
+    await scene.send(msg.Shutdown())
     await running
     listening.cancel()

@@ -9,20 +9,7 @@ from structlog.testing import capture_logs
 
 from asterism.actors.engines.weight_loading import WeightLoader
 from asterism.actors.generator import Generator
-from asterism.bus.messages import (
-    CacheReleased,
-    EngineAsleep,
-    EngineJoined,
-    EngineSleepRequested,
-    LeaseReleased,
-    SessionEnded,
-    Shutdown,
-    TurnAborted,
-    TurnFailed,
-    TurnGenerated,
-    WeightsLoaded,
-    WeightsPublished,
-)
+from asterism.bus import messages as msg
 from asterism.bus.transport.in_process import Hub
 from asterism.engine import prefix_tracker
 from asterism.engine.contract import EngineFailure
@@ -39,23 +26,22 @@ def remote_scene() -> AbstractAsyncContextManager[Scene]:
     return open_scene(is_remote=True)
 
 
-def published(version: int, incarnation: int = INCARNATION) -> WeightsPublished:
-    return WeightsPublished(version, f"there/{version}", 44, "", incarnation)
+def published(version: int, incarnation: int = INCARNATION) -> msg.WeightsPublished:
+    return msg.WeightsPublished(version, f"there/{version}", 44, "", incarnation)
 
 
 async def test_an_answer_has_the_lease_of_its_request(scene: Scene) -> None:
     await scene.send(turn(1, 3, lease=7))
-    answer = (await scene.rollout.receive()).message
-    assert isinstance(answer, TurnGenerated)
+    answer = await scene.receive_turn()
     assert (answer.turn, answer.lease, answer.finish) == (2, 7, "length")
     await scene.send(turn(2, lease=8, first=666))
-    assert await scene.receive(1) == [TurnFailed(2, 2, 8, "engine: out of memory")]
+    assert await scene.receive(1) == [msg.TurnFailed(2, 2, 8, "engine: out of memory")]
 
 
 async def test_a_cache_is_released_at_the_trajectorys_end_or_by_the_arbiter_before_a_later_lease(scene: Scene) -> None:
     await scene.send(turn(1, 1), turn(2, 1, lease=4), turn(3, 1))
     await asyncio.sleep(0.01)  # messages of the control lane would overtake them
-    await scene.send(LeaseReleased(1, 3), CacheReleased(2, 3), CacheReleased(3, 1))
+    await scene.send(msg.LeaseReleased(1, 3), msg.CacheReleased(2, 3), msg.CacheReleased(3, 1))
     await asyncio.sleep(1)
     assert scene.engine.released_caches == [1, 3]
 
@@ -66,7 +52,7 @@ async def test_duplicate_turns_and_turns_after_the_trajectorys_end_are_ignored(s
     await scene.send(turn(1, 1, lease=2), turn(1, 1, lease=3))
     await asyncio.sleep(1)
     assert scene.engine.generated == [1, 1]
-    await scene.send(LeaseReleased(1, 4), turn(1, 1, lease=3), turn(1, 1, lease=4), CacheReleased(1, 3))
+    await scene.send(msg.LeaseReleased(1, 4), turn(1, 1, lease=3), turn(1, 1, lease=4), msg.CacheReleased(1, 3))
     await asyncio.sleep(1)
     assert scene.engine.generated == [1, 1]
     assert scene.engine.released_caches == [1]
@@ -76,27 +62,27 @@ async def test_duplicate_turns_and_turns_after_the_trajectorys_end_are_ignored(s
 async def test_a_turn_with_a_lease_of_another_incarnation_fails_immediately(scene: Scene) -> None:
     await scene.send(turn(1, lease=7, incarnation=INCARNATION - 1))
     cause = "engine left: the lease is of incarnation 2, this is incarnation 3"
-    assert await scene.receive(1) == [TurnFailed(1, 2, 7, cause)]
+    assert await scene.receive(1) == [msg.TurnFailed(1, 2, 7, cause)]
     assert scene.engine.generated == []
 
 
 async def test_a_turn_aborted_before_the_engine_has_it_is_answered_without_tokens(scene: Scene) -> None:
-    await scene.send(turn(1), TurnAborted(1, 1))  # both have arrived before the generator runs
+    await scene.send(turn(1), msg.TurnAborted(1, 1))  # both have arrived before the generator runs
     answer = (await scene.rollout.receive()).message
-    assert answer == TurnGenerated(1, 2, 1, b"", b"", b"", "abort")
+    assert answer == msg.TurnGenerated(1, 2, 1, b"", b"", b"", "abort")
     assert scene.engine.generated == []
     await scene.send(turn(1, 1, lease=2))  # the next turn is not aborted
-    assert isinstance((await scene.rollout.receive()).message, TurnGenerated)
+    await scene.receive_turn()
     assert scene.engine.generated == [1]
 
 
 async def test_an_abort_reaches_the_engine_only_under_the_turns_lease(scene: Scene) -> None:
     await scene.send(turn(1, lease=2))
     await asyncio.sleep(0.5)
-    await scene.send(TurnAborted(1, 1), TurnAborted(2, 1))
+    await scene.send(msg.TurnAborted(1, 1), msg.TurnAborted(2, 1))
     await asyncio.sleep(0.1)
     assert scene.engine.aborted == []
-    await scene.send(TurnAborted(1, 2))
+    await scene.send(msg.TurnAborted(1, 2))
     await asyncio.sleep(0.1)
     assert scene.engine.aborted == [1]
 
@@ -106,16 +92,14 @@ async def test_an_abort_reaches_the_engine_only_under_the_turns_lease(scene: Sce
 
 async def test_duplicate_and_older_weights_are_acknowledged_but_not_loaded(scene: Scene) -> None:
     await scene.send(*(published(version) for version in (5, 6, 5, 6, 3)))
-    answers = await scene.receive(5)
-    assert [answer.version for answer in answers if isinstance(answer, WeightsLoaded)] == [5, 6, 5, 6, 3]
+    assert await scene.receive_loaded(5) == [5, 6, 5, 6, 3]
     assert scene.engine.loaded_versions == [5, 6]
 
 
 async def test_a_version_that_was_trained_again_with_other_bits_is_loaded_again(scene: Scene) -> None:
     again = replace(published(5), digest="ab" * 16)
     await scene.send(published(5), again, again)
-    answers = await scene.receive(3)
-    assert [answer.version for answer in answers if isinstance(answer, WeightsLoaded)] == [5, 5, 5]
+    assert await scene.receive_loaded(3) == [5, 5, 5]
     assert scene.engine.loaded_versions == [5, 5]
 
 
@@ -126,20 +110,20 @@ async def test_an_engine_joins_the_arbiter_when_it_holds_the_published_weights()
     generator = Generator("generator-0", bus, engine, "head/arbiter", INCARNATION, recipe="head/recipe")
     running = asyncio.create_task(generator.run())
     joined = await head.receive()
-    assert (joined.to, joined.message) == ("head/recipe", EngineJoined("generator-0", 1024, 16, -1, INCARNATION))
+    assert (joined.to, joined.message) == ("head/recipe", msg.EngineJoined("generator-0", 1024, 16, -1, INCARNATION))
     await asyncio.sleep(5.0)
     assert head.waiting == 0
     await head.send("generator-0", published(7))
     joined, loaded = await head.receive(), await head.receive()
-    assert (joined.to, joined.message) == ("head/arbiter", EngineJoined("generator-0", 1024, 16, 7, INCARNATION))
-    assert isinstance(loaded.message, WeightsLoaded)
-    await head.send("generator-0", Shutdown())
+    assert (joined.to, joined.message) == ("head/arbiter", msg.EngineJoined("generator-0", 1024, 16, 7, INCARNATION))
+    assert isinstance(loaded.message, msg.WeightsLoaded)
+    await head.send("generator-0", msg.Shutdown())
     await running
 
 
 async def test_a_stalled_load_of_weights_ends_the_generator_with_the_name_of_the_stage() -> None:
     class StalledEngine(ScriptedEngine):
-        async def load_weights(self, weights: WeightsPublished) -> None:
+        async def load_weights(self, weights: msg.WeightsPublished) -> None:
             await asyncio.Event().wait()
 
     hub = Hub()
@@ -161,7 +145,7 @@ async def test_a_stalled_load_of_weights_ends_the_generator_with_the_name_of_the
 async def test_nothing_is_generated_before_the_newest_announced_weights_are_loaded() -> None:
     """A turn may overtake the first weights of a new engine; it can be aborted while it waits."""
     async with open_scene(version=-1) as scene:
-        await scene.send(turn(1, 2), turn(2, 2), TurnAborted(2, 1))
+        await scene.send(turn(1, 2), turn(2, 2), msg.TurnAborted(2, 1))
         await asyncio.sleep(5.0)
         assert scene.engine.generated == []
         await scene.send(*(published(version) for version in (0, 1, 2)))
@@ -169,7 +153,7 @@ async def test_nothing_is_generated_before_the_newest_announced_weights_are_load
         assert (scene.engine.generated, scene.engine.version) == ([], 1)
         answers = await scene.receive(5)
         assert scene.engine.generated == [1]
-        assert [answer.finish for answer in answers if isinstance(answer, TurnGenerated)] == ["abort", "length"]
+        assert [answer.finish for answer in answers if isinstance(answer, msg.TurnGenerated)] == ["abort", "length"]
 
 
 async def test_weights_sent_to_an_earlier_incarnation_are_ignored() -> None:
@@ -182,15 +166,14 @@ async def test_weights_sent_to_an_earlier_incarnation_are_ignored() -> None:
         ignored = {"event": "weights.other_incarnation_ignored", "version": 0, "incarnation": INCARNATION - 1}
         assert {**ignored, "log_level": "warning"} in logged
         await scene.send(published(1))
-        assert {type(answer) for answer in await scene.receive(2)} == {WeightsLoaded, TurnGenerated}
+        assert {type(answer) for answer in await scene.receive(2)} == {msg.WeightsLoaded, msg.TurnGenerated}
         assert (scene.engine.loaded_versions, scene.engine.generated) == ([1], [1])
 
 
 async def test_weights_of_another_machine_are_fetched_once_and_loaded_from_the_local_copy(remote_scene: Scene) -> None:
     with capture_logs() as logged:
         await remote_scene.send(*(published(version) for version in (5, 5, 6, 7, 4)))
-        answers = await remote_scene.receive(4)
-    assert [answer.version for answer in answers if isinstance(answer, WeightsLoaded)] == [5, 5, 7, 4]
+        assert await remote_scene.receive_loaded(4) == [5, 5, 7, 4]
     assert (remote_scene.fetched, remote_scene.engine.loaded_paths) == ([5, 6, 7], ["here/5", "here/7"])
     lines = [line for line in logged if line["event"] == "weights.fetched"]
     assert [(line["version"], line["bytes"], line["fetch_s"]) for line in lines] == [
@@ -203,7 +186,7 @@ async def test_weights_of_another_machine_are_fetched_once_and_loaded_from_the_l
 async def test_the_engine_generates_while_weights_are_fetched(remote_scene: Scene) -> None:
     await remote_scene.send(published(5), turn(1, 3))
     answers = await remote_scene.receive(2)
-    assert [type(answer) for answer in answers] == [TurnGenerated, WeightsLoaded]
+    assert [type(answer) for answer in answers] == [msg.TurnGenerated, msg.WeightsLoaded]
 
 
 async def test_shutdown_cancels_a_fetch(remote_scene: Scene) -> None:
@@ -222,7 +205,7 @@ async def test_refused_weights_are_not_acknowledged_and_the_next_ones_are_loaded
     with capture_logs() as logged:
         await scene.send(*(published(version) for version in (5, 6)))
         answer = (await scene.rollout.receive()).message
-    assert isinstance(answer, WeightsLoaded)
+    assert isinstance(answer, msg.WeightsLoaded)
     assert (answer.version, scene.engine.loaded_versions, scene.rollout.waiting) == (6, [6], 0)
     refused = [(entry["version"], entry["cause"]) for entry in logged if entry["event"] == "weights.refused"]
     assert refused == [(5, "half of them are missing")]
@@ -230,9 +213,9 @@ async def test_refused_weights_are_not_acknowledged_and_the_next_ones_are_loaded
 
 async def test_the_recorder_receives_the_counters_of_a_step_before_its_weights_are_acknowledged(scene: Scene) -> None:
     await scene.send(turn(1, 5))
-    assert isinstance((await scene.rollout.receive()).message, TurnGenerated)
+    await scene.receive_turn()
     await scene.send(published(5))
-    assert isinstance((await scene.rollout.receive()).message, WeightsLoaded)
+    assert isinstance((await scene.rollout.receive()).message, msg.WeightsLoaded)
     assert [(load.version, load.decode_steps, load.incarnation) for load in scene.recorded] == [(5, 5, INCARNATION)]
 
 
@@ -247,41 +230,41 @@ async def test_only_leases_of_the_latest_trajectories_are_kept(scene: Scene, mon
 
 async def test_misdirected_messages_are_logged_and_dropped(scene: Scene) -> None:
     with capture_logs() as logged:
-        await scene.send(SessionEnded(1), turn(1, 1))
-        assert isinstance((await scene.rollout.receive()).message, TurnGenerated)
+        await scene.send(msg.SessionEnded(1), turn(1, 1))
+        await scene.receive_turn()
     assert {"event": "message.misdirected", "kind": "SessionEnded", "log_level": "error"} in logged
 
 
 # ---------------------------------------------------------------- sleep
 
 
-def asleep(learner_incarnation: int, version: int) -> EngineAsleep:
-    return EngineAsleep("generator-0", INCARNATION, EngineSleepRequested(learner_incarnation, version))
+def asleep(learner_incarnation: int, version: int) -> msg.EngineAsleep:
+    return msg.EngineAsleep("generator-0", INCARNATION, msg.EngineSleepRequested(learner_incarnation, version))
 
 
 async def test_a_sleep_request_finishes_turns_and_later_turns_wait_for_weights(scene: Scene) -> None:
     await scene.send(turn(1, 5))
     await asyncio.sleep(0.1)
-    await scene.send(EngineSleepRequested(1, 5))
+    await scene.send(msg.EngineSleepRequested(1, 5))
     await asyncio.sleep(0.1)
-    await scene.send(turn(2, 5), turn(3, 5), TurnAborted(3, 1))
+    await scene.send(turn(2, 5), turn(3, 5), msg.TurnAborted(3, 1))
     answers = await scene.receive(2)
-    assert isinstance(answers[0], TurnGenerated)
+    assert isinstance(answers[0], msg.TurnGenerated)
     assert (answers[1], scene.engine.sleeps) == (asleep(1, 5), [5])
     await asyncio.sleep(1)
     assert (scene.engine.generated, scene.rollout.waiting) == ([1], 0)
     await scene.send(published(5))
     answers = await scene.receive(3)
-    assert {type(answer) for answer in answers} == {WeightsLoaded, TurnGenerated}
+    assert {type(answer) for answer in answers} == {msg.WeightsLoaded, msg.TurnGenerated}
     assert (scene.engine.generated, scene.engine.loaded_versions) == ([1, 2], [5])
 
 
 async def test_only_weights_of_the_requested_version_or_newer_end_a_sleep(scene: Scene) -> None:
-    await scene.send(EngineSleepRequested(1, 5), published(4), turn(1, 1))
+    await scene.send(msg.EngineSleepRequested(1, 5), published(4), turn(1, 1))
     assert await scene.receive(1) == [asleep(1, 5)]
     await asyncio.sleep(1)
     assert (scene.engine.loaded_versions, scene.engine.generated, scene.rollout.waiting) == ([], [], 0)
-    await scene.send(EngineSleepRequested(2, -1), published(4))  # from a restarted learner
+    await scene.send(msg.EngineSleepRequested(2, -1), published(4))  # from a restarted learner
     assert await scene.receive(1) == [asleep(2, -1)]
     await asyncio.sleep(1)
     assert (scene.engine.loaded_versions, scene.engine.generated) == ([4], [1])
@@ -289,16 +272,20 @@ async def test_only_weights_of_the_requested_version_or_newer_end_a_sleep(scene:
 
 async def test_a_duplicate_sleep_request_is_ignored(scene: Scene) -> None:
     await scene.send(
-        EngineSleepRequested(1, 5), EngineSleepRequested(1, 5), published(5), EngineSleepRequested(1, 5), turn(1, 1)
+        msg.EngineSleepRequested(1, 5),
+        msg.EngineSleepRequested(1, 5),
+        published(5),
+        msg.EngineSleepRequested(1, 5),
+        turn(1, 1),
     )
     answers = await scene.receive(3)
-    assert [type(answer) for answer in answers] == [EngineAsleep, WeightsLoaded, TurnGenerated]
+    assert [type(answer) for answer in answers] == [msg.EngineAsleep, msg.WeightsLoaded, msg.TurnGenerated]
     assert len(scene.engine.sleeps) == 1
 
 
 async def test_refused_weights_do_not_end_a_sleep(scene: Scene) -> None:
     scene.engine.refused = [5]
-    await scene.send(EngineSleepRequested(1, 5), published(5), turn(1, 1))
+    await scene.send(msg.EngineSleepRequested(1, 5), published(5), turn(1, 1))
     await asyncio.sleep(1)
     assert (scene.engine.loaded_versions, scene.engine.generated) == ([], [])
     await scene.send(published(6))

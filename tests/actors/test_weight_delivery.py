@@ -8,23 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from asterism.actors.generator import Generator
+from asterism.bus import messages as msg
 from asterism.bus.addresses import BUFFER, LAUNCHER, RECORDER
-from asterism.bus.messages import (
-    AnyMessage,
-    BufferCursor,
-    EngineJoined,
-    EngineLoadReported,
-    HealthReported,
-    Progress,
-    RunStarted,
-    Shutdown,
-    StepCollected,
-    StepCounts,
-    StepRequested,
-    StepTrained,
-    WeightsLoaded,
-    WeightsPublished,
-)
 from asterism.bus.transport.in_process import Hub
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
@@ -50,7 +35,7 @@ class LossyEngine(EmbeddedEngine):
 
     first_lost = 10_000
 
-    async def load_weights(self, weights: WeightsPublished) -> None:
+    async def load_weights(self, weights: msg.WeightsPublished) -> None:
         if weights.version < self.first_lost:
             await super().load_weights(weights)
             return
@@ -77,26 +62,26 @@ class Conversation:
         self._recipe = Recipe(EvaluationPlan(STEPS, 0), ("generator-0",))
         self._recorder = Recorder(STEPS, run.health)
         for decider in (self._recipe, self._recorder):
-            decider.decide(0.0, RunStarted(0, BufferCursor()))
-        self.reports: list[HealthReported] = []
+            decider.decide(0.0, msg.RunStarted(0, msg.BufferCursor()))
+        self.reports: list[msg.HealthReported] = []
         self.metrics: list[dict[str, float]] = []
 
-    def record(self, *events: AnyMessage) -> None:
+    def record(self, *events: msg.AnyMessage) -> None:
         for event in events:
             for message in [send.message for send in self._recorder.decide(0.0, event) if send.to == LAUNCHER]:
-                if isinstance(message, HealthReported):
+                if isinstance(message, msg.HealthReported):
                     self.reports.append(message)
-                elif isinstance(message, Progress):
+                elif isinstance(message, msg.Progress):
                     self.metrics.append(message.values)
 
-    async def publish(self, weights: WeightsPublished) -> None:
+    async def publish(self, weights: msg.WeightsPublished) -> None:
         (send,) = self._recipe.decide(0.0, weights)
         await self._head.send("generator-0", send.message)
         while True:
             answer = (await self._head.receive()).message
-            if isinstance(answer, WeightsLoaded):
+            if isinstance(answer, msg.WeightsLoaded):
                 break
-            assert isinstance(answer, EngineLoadReported | EngineJoined)
+            assert isinstance(answer, msg.EngineLoadReported | msg.EngineJoined)
         for effect in self._recipe.decide(0.0, answer):
             if effect.to == RECORDER:
                 self.record(effect.message)
@@ -119,16 +104,18 @@ async def train_and_publish(run: RunConfig, folder: RunFolder, first_lost: int) 
         assert started.published is not None
         await conversation.publish(started.published)
         for step in range(1, STEPS + 1):
-            conversation.record(StepRequested(step, step - 1))
-            conversation.record(StepCollected(step, 20, StepCounts(), {}, BufferCursor()))
+            conversation.record(msg.StepRequested(step, step - 1))
+            conversation.record(msg.StepCollected(step, 20, msg.StepCounts(), {}, msg.BufferCursor()))
             batch = store_batch(folder.batches, step, rows(step))
             trained = await asyncio.to_thread(rank.train, step, batch)
             # The tokens are random, so that their mismatch would be large.
-            conversation.record(StepTrained(step, {**trained.metrics, "mismatch_k3": 1e-12, "mismatch_above_1": 0.0}))
+            conversation.record(
+                msg.StepTrained(step, {**trained.metrics, "mismatch_k3": 1e-12, "mismatch_above_1": 0.0})
+            )
             assert trained.published is not None
             await conversation.publish(trained.published)
     finally:
-        await hub.join("rollout-0", 10).send("generator-0", Shutdown())
+        await hub.join("rollout-0", 10).send("generator-0", msg.Shutdown())
         await running
         rank.close()
     return conversation

@@ -21,7 +21,7 @@ from asterism.analysis.utilization.report import Utilization, compute_utilizatio
 from asterism.bus.event_log.reader import read_events
 from asterism.bus.messages import CodeFinished, TrajectoryAborted, TrajectoryFinished, WeightsLoaded
 from asterism.configs.run_folder import RunFolder
-from tests.actors.runs.running import Start, from_cold_start_of, read_log_entries, succeed, wait_until, whole_run
+from tests.actors.runs.running import Start, from_cold_start_of, read_log_entries, whole_run
 from tests.consoles import capture
 from tests.simulation.invariants import select
 
@@ -165,12 +165,11 @@ def test_aborted_trajectories_are_reported(tmp_path: Path, settings: tuple[str, 
 def test_a_killed_run_is_reported_before_and_after_resuming(
     tmp_path: Path, settings: tuple[str, ...], start: Start
 ) -> None:
-    folder = RunFolder(tmp_path / "demo")
-    process = start(tmp_path, *settings)
+    run = start(tmp_path, *settings)
+    folder = run.folder
     # in the middle of the second step
-    wait_until(lambda: folder.get_checkpoint_path(1).exists() and count_ends(folder) >= 160, process)
-    process.kill()
-    process.wait()
+    run.wait_until(lambda: folder.get_checkpoint_path(1).exists() and count_ends(folder) >= 160)
+    run.kill()
     before, shown = reported(folder)
     assert before.trajectories.ended >= 128
     assert before.trajectories.started is not None
@@ -179,7 +178,7 @@ def test_a_killed_run_is_reported_before_and_after_resuming(
     assert "doubt:" in shown
     assert before.steps[-1].step_s is None
     simulated(folder, step=1)
-    succeed(start(tmp_path, *settings, "--resume"))
+    start(tmp_path, *settings, "--resume").succeed()
     after, _ = reported(folder)
     assert [step.name for step in after.steps if step.step_s is not None] == ["step 1", "step 2"]
     assert after.trajectories.ended >= before.trajectories.ended + 128

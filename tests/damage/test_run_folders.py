@@ -10,7 +10,7 @@ import pytest
 from asterism.configs.errors import UnusableInput
 from asterism.configs.file_manifest import MANIFEST_NAME, list_files
 from asterism.configs.run_folder import RunFolder
-from tests.actors.runs.running import Start, finish, metrics, read_conserved_summary, succeed, wait_until
+from tests.actors.runs.running import Start, finish, metrics, read_conserved_summary
 from tests.damage.flips import flip_file
 from tests.damage.readers import FileKind, find_kind
 
@@ -21,12 +21,11 @@ NUM_POSITIONS = 32
 def interrupted_run(tmp_path_factory: pytest.TempPathFactory, start: Start) -> RunFolder:
     """By ^C after two steps."""
     runs = tmp_path_factory.mktemp("interrupted")
-    folder, process = RunFolder(runs / "demo"), start(runs, "rl.steps=20")
-    wait_until(lambda: len(metrics(folder, "step")) >= 2, process)
-    process.send_signal(signal.SIGINT)
-    output = finish(process)
-    assert process.returncode == 130, output
-    return folder
+    run = start(runs, "rl.steps=20")
+    run.wait_for("step", 2)
+    run.process.send_signal(signal.SIGINT)
+    run.end(130)
+    return run.folder
 
 
 def copy_run(run: RunFolder, target: Path) -> RunFolder:
@@ -82,15 +81,15 @@ def test_a_resume_refuses_damaged_files_by_name_and_falls_back_to_a_whole_checkp
     folder = interrupted_run
     for name in ("metrics.jsonl", "events/head.sqlite", "logs/head.jsonl", "boots"):
         for _ in flip_file(folder.path / name, 1, seed=3):
-            process = start(folder.path.parent, "rl.steps=20", "--resume")
-            assert f"{folder.path / name}: damaged" in " ".join(finish(process).split())
-            assert process.returncode != 0
+            run = start(folder.path.parent, "rl.steps=20", "--resume")
+            assert f"{folder.path / name}: damaged" in " ".join(finish(run.process).split())
+            assert run.process.returncode != 0
     newest = max(folder.checkpoints.glob("step_*"))
     step = int(newest.name.removeprefix("step_"))
     (tensors,) = newest.glob("trainer/tensors/*.distcp")
     content = tensors.read_bytes()
     tensors.write_bytes(content[: len(content) // 2])
-    output = succeed(start(folder.path.parent, "rl.steps=20", "--resume"))
+    output = start(folder.path.parent, "rl.steps=20", "--resume").succeed()
     assert f"the checkpoint of step {step} is damaged ({tensors}: damaged" in " ".join(output.split())
     assert f"resuming after step {step - 1}" in output
     assert newest.with_name(f"{newest.name}.damaged").is_dir()

@@ -14,10 +14,8 @@ from asterism.bus.messages import TokenRecord
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
-from tests.actors.runs.fixtures import finished_run
-from tests.actors.runs.running import asterism
+from tests.actors.cli.invoking import read_output
 
-__all__ = ["finished_run"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 STEPS = 3
 
@@ -32,20 +30,18 @@ def compute_entropies(checkpoint: Path, record: TokenRecord) -> torch.Tensor:
     return torch.distributions.Categorical(logits=logits).entropy()[is_generated[1:]]
 
 
-def test_entropies_of_a_run_are_those_of_its_checkpoint(finished_run: tuple[RunFolder, str], tmp_path: Path) -> None:
-    folder, _ = finished_run
+def test_entropies_of_a_run_are_those_of_its_checkpoint(finished: RunFolder, tmp_path: Path) -> None:
     result = tmp_path / "entropy.json"
-    printed = asterism("analyze", "entropy", f"{folder.path}:{STEPS}", "--trajectories", "8", "--json", str(result))
-    assert printed.returncode == 0, printed.stderr
+    read_output("analyze", "entropy", f"{finished.path}:{STEPS}", "--trajectories", 8, "--json", result)
     statistics = json.loads(result.read_text())
     assert statistics["dialogues"] == 8
     assert {"reasoning", "call"} <= set(statistics["kinds"])
-    trajectories = choose_trajectories(folder, STEPS, 8, seed=0)
-    entropies = [compute_entropies(folder.get_checkpoint_path(STEPS), each.record) for each in trajectories]
+    trajectories = choose_trajectories(finished, STEPS, 8, seed=0)
+    entropies = [compute_entropies(finished.get_checkpoint_path(STEPS), each.record) for each in trajectories]
     assert statistics["tokens"] == sum(map(len, entropies))
     assert statistics["mean_nats"] == pytest.approx(float(torch.cat(entropies).mean()), rel=1e-3)
-    assert (folder.path / f"entropy_{STEPS:06d}.html").read_text().count("<h2>Trajectory") == 8
-    assert (folder.path / f"entropy_{STEPS:06d}.png").exists()
+    assert (finished.path / f"entropy_{STEPS:06d}.html").read_text().count("<h2>Trajectory") == 8
+    assert (finished.path / f"entropy_{STEPS:06d}.png").exists()
 
 
 def test_tags_of_the_answers_of_all_tasks_are_used() -> None:
@@ -55,12 +51,11 @@ def test_tags_of_the_answers_of_all_tasks_are_used() -> None:
     assert get_tags(run).answers == (("<answer>", "</answer>"), ("<x>", "</x>"))
 
 
-def test_only_trajectories_of_the_step_are_chosen(finished_run: tuple[RunFolder, str]) -> None:
-    folder, _ = finished_run
-    chosen = choose_trajectories(folder, 1, 5, seed=3)
+def test_only_trajectories_of_the_step_are_chosen(finished: RunFolder) -> None:
+    chosen = choose_trajectories(finished, 1, 5, seed=3)
     assert len(chosen) == 5
     versions = [np.frombuffer(each.record.versions, np.int32) for each in chosen]
     assert {version for each in versions for version in each.tolist()} == {-1, 1}
-    assert chosen == choose_trajectories(folder, 1, 5, seed=3)
+    assert chosen == choose_trajectories(finished, 1, 5, seed=3)
     with pytest.raises(UnusableInput, match=r"no trajectory of step 9 is logged; logged steps: 0, 1, 2, 3"):
-        choose_trajectories(folder, 9, 5, seed=0)
+        choose_trajectories(finished, 9, 5, seed=0)

@@ -2,7 +2,6 @@
 
 import socket
 import subprocess
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +15,12 @@ from asterism.bus.transport.curve_auth import generate_key
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import (
-    ROOT,
+    ASTERISM,
     finish,
     launch,
     read_conserved_summary,
     read_log_entries,
+    start_command,
     succeed,
     wait_until,
 )
@@ -56,13 +56,7 @@ def cluster(key: Path, port: int, *more: str) -> tuple[str, ...]:
 @contextmanager
 def joined(port: int, key: Path, *options: str) -> Generator[subprocess.Popen[str]]:
     own = ("--host", "127.0.0.1", "--port", str(port + 100), "--key", str(key))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "asterism.actors.cli.main", "join", f"tcp://127.0.0.1:{port}", *own, *options],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    process = start_command([*ASTERISM, "join", f"tcp://127.0.0.1:{port}", *own, *options])
     try:
         yield process
     finally:

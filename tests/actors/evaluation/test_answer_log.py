@@ -19,14 +19,7 @@ from asterism.actors.evaluation.answer_log import (
     split_turns,
 )
 from asterism.analysis.evaluation.answer_records import AnswerRecord, AnswerTurn, read_answers
-from asterism.bus.messages import (
-    AnyMessage,
-    EvaluationRequested,
-    TokenRecord,
-    TrajectoryFailed,
-    TrajectoryFinished,
-    ids_to_bytes,
-)
+from asterism.bus import messages as msg
 from asterism.configs.atomic_write import DiskError
 from asterism.configs.errors import UnusableInput
 from asterism.configs.schema.algorithm import Sampling
@@ -41,7 +34,7 @@ from asterism.tasks.math_python import MATH_PYTHON
 from tests.fakes import TOKENIZER, start_group
 from tests.policies.groups.finished import finished
 
-REQUEST = EvaluationRequested("sampled", Sampling(), 9, 0)
+REQUEST = msg.EvaluationRequested("sampled", Sampling(), 9, 0)
 
 
 def make_rules(**changes: Any) -> Rules:
@@ -50,15 +43,15 @@ def make_rules(**changes: Any) -> Rules:
     return Rules(renderer, 99, 9, 1, 99, renderer.stop_token_ids, **changes)
 
 
-def make_record(*parts: tuple[str, bool]) -> TokenRecord:
+def make_record(*parts: tuple[str, bool]) -> msg.TokenRecord:
     """Make a record from a prompt of one token, and parts of the response: text, and whether the model generated it."""
     encoded = [(TOKENIZER.encode(text, trusted=True), generated) for text, generated in parts]
     ids = [0, *(token for tokens, _ in encoded for token in tokens)]
     mask = bytes([0]) + b"".join(bytes([generated]) * len(tokens) for tokens, generated in encoded)
-    return TokenRecord(1, ids_to_bytes(ids), mask, bytes(4 * len(ids)), bytes(4 * len(ids)))
+    return msg.TokenRecord(1, msg.ids_to_bytes(ids), mask, bytes(4 * len(ids)), bytes(4 * len(ids)))
 
 
-def end_with(record: TokenRecord, **changes: Any) -> TrajectoryFinished:
+def end_with(record: msg.TokenRecord, **changes: Any) -> msg.TrajectoryFinished:
     return replace(finished(0, 1.0, group_id=7), record=record, **changes)
 
 
@@ -89,7 +82,7 @@ class World:
     """An observer with its log, and the groups of an evaluation of three answers."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.seen = path, list[AnyMessage]()
+        self.path, self.seen = path, list[msg.AnyMessage]()
         self.planned = [PlannedAnswer(place, "aime", place, 0, 50 + place) for place in range(3)]
         self.start()
 
@@ -97,7 +90,7 @@ class World:
         """Start as a new head process."""
         self.log = AnswerLog(self.path, {"": make_rules()}, SuccessRule(), has_dialogues=True)
 
-        def on_decision(now: float, event: AnyMessage, effects: Sequence[Send]) -> None:
+        def on_decision(now: float, event: msg.AnyMessage, effects: Sequence[Send]) -> None:
             self.seen.append(event)
 
         other = cast(Any, SimpleNamespace(quiet=False, on_decision=on_decision))
@@ -110,19 +103,19 @@ class World:
         ]
         self.observer.on_decision(0.0, REQUEST, [Send("rollout-0", group) for group in groups])
 
-    def end(self, *events: TrajectoryFinished | TrajectoryFailed) -> list[AnswerRecord]:
+    def end(self, *events: msg.TrajectoryFinished | msg.TrajectoryFailed) -> list[AnswerRecord]:
         for event in events:
             self.observer.on_decision(0.0, event, [])
         self.log.close()
         return read_answers(self.path)
 
 
-def finish_group(group_id: int, reward: float) -> TrajectoryFinished:
+def finish_group(group_id: int, reward: float) -> msg.TrajectoryFinished:
     return end_with(ANSWER, trajectory_id=group_id, group_id=group_id, reward=reward)
 
 
 async def test_a_head_that_recovers_writes_each_answer_once_and_replaces_failures(tmp_path: Path) -> None:
-    world, failure = World(tmp_path / "answers.jsonl"), TrajectoryFailed(1, 1, "engine: gone")
+    world, failure = World(tmp_path / "answers.jsonl"), msg.TrajectoryFailed(1, 1, "engine: gone")
     first = world.end(finish_group(0, 1.0), failure)
     assert [(each.place, each.ending, each.correct) for each in first] == [(0, "answered", True), (1, "failed", False)]
     world.start()

@@ -20,7 +20,9 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.machines import OpenAIConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.engine_code import find_evaluated_models
+from tests.actors.cli.invoking import check_golden_refusals
 
+MESSAGES = Path(__file__).with_name("eval_messages.txt")
 TRAINED = (
     *("name=trained", "seed=5", "prepare.import=a.py:A", "rl.max_staleness=1", "rl.prompts=2", "dialogue.max_turns=7"),
     *(
@@ -126,16 +128,6 @@ def test_keys_of_the_configuration_and_names_of_sets_are_distinguished() -> None
     paths = Path.cwd() / "a.jsonl", Path("~/b.jsonl").expanduser(), Path.cwd() / "c.jsonl"
     assert files == dict(zip(("aime24", "amc", "gpqa.diamond"), paths, strict=True))
     assert overrides == ["seed=3", "stages.a.seed=2"]
-    with pytest.raises(UnusableInput, match=r"--set x=b\.jsonl: there is a set of this name"):
-        split_settings(["x=a.jsonl", "x=b.jsonl"])
-    with pytest.raises(UnusableInput, match="there is a set of this name"):
-        split_settings(["x=a.jsonl", " x=b.jsonl"])
-
-
-@pytest.mark.parametrize("name", ["AIME 2024", "a/b", "数学", ""])
-def test_a_name_that_no_set_of_a_configuration_may_have_is_refused(name: str) -> None:
-    with pytest.raises(UnusableInput, match=f"--set {name}=a.jsonl: unusable name of a set"):
-        split_settings([f"{name}=a.jsonl"])
 
 
 def test_a_limit_that_the_run_would_override_is_refused_with_the_effective_key(
@@ -198,36 +190,11 @@ def test_a_server_that_does_not_respond_is_named() -> None:
         find_evaluated_models(run)
 
 
-@pytest.mark.parametrize(
-    ("targets", "server", "message"),
-    [
-        (["http://h:1"], ServerOptions(model="qwen"), "--model: use the flag with URLs of OpenAI's API"),
-        (["RUN"], ServerOptions(api_key_variable="KEY"), "--api-key-variable: use the flag with URLs"),
-        (["RUN"], ServerOptions(tokenizer=Path("folder")), "--tokenizer folder: a checkpoint has its own"),
-    ],
-)
-def test_server_options_need_urls(trained: RunFolder, targets: list[str], server: ServerOptions, message: str) -> None:
-    named = [str(trained.path) if each == "RUN" else each for each in targets]
-    with pytest.raises(UnusableInput, match=message):
-        build_evaluation_setup(EvalOptions(named, server=server))
-
-
-@pytest.mark.parametrize(
-    ("targets", "settings", "message"),
-    [
-        (["http://h:1/v1", "http://h:2"], [], "http://h:2: expected a URL with a path"),
-        (["http://h:1/v1", "http://h:1/v1/"], [], "urls must not name a server twice"),
-        (["RUN", "RUN"], [], "evaluate one checkpoint, or several URLs"),
-        (["RUN"], ["dialog.turns=2"], r"--set dialog\.turns, which is no key of the configuration: .*/2: no such file"),
-        (["RUN"], ["dialogue.max_turn=2"], "dialogue.max_turn"),
-    ],
-)
-def test_unusable_arguments_are_named(
-    trained: RunFolder, targets: list[str], settings: list[str], message: str
-) -> None:
-    named = [str(trained.path) if each == "RUN" else each for each in targets]
-    with pytest.raises(UnusableInput, match=message):
-        build_evaluation_setup(EvalOptions(named, settings))
+def test_unusable_arguments_are_refused_before_an_evaluation_has_a_folder(trained: RunFolder) -> None:
+    RunFolder(trained.path.parent / "eval-trained-40").path.mkdir()
+    runs = sorted(trained.path.parent.rglob("*"))
+    check_golden_refusals(MESSAGES, {str(trained.path): "TRAINED", str(trained.path.parent): "RUNS"})
+    assert sorted(trained.path.parent.rglob("*")) == runs
 
 
 def test_weights_and_questions_are_fixed_at_the_first_start(trained: RunFolder, tmp_path: Path) -> None:
@@ -250,9 +217,7 @@ def run_command(target: Path, *, resume: bool = False, overwrite: bool = False, 
     return run_evaluation(EvalOptions([str(target)], **options), resume=resume, overwrite=overwrite, console=Console())
 
 
-def test_the_run_with_the_weights_and_other_runs_that_train_are_not_overwritten(trained: RunFolder) -> None:
-    with pytest.raises(UnusableInput, match=r"runs/trained: contains the checkpoint to evaluate; .* with --name"):
-        run_command(trained.path, name="trained", overwrite=True)
+def test_another_run_that_trains_is_not_overwritten(trained: RunFolder) -> None:
     other = RunFolder(trained.path.parent / "other")
     other.path.mkdir()
     write_resolved(load_run(None, (*TRAINED, "name=other")), other.config)

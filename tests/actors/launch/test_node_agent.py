@@ -16,21 +16,8 @@ from asterism.actors.launch import node_agent
 from asterism.actors.launch.child_processes import ProcessDied
 from asterism.actors.launch.join_handshake import JoinOptions
 from asterism.actors.launch.node_agent import NodeEnding, join_once
+from asterism.bus import messages as msg
 from asterism.bus.addresses import LAUNCHER, LEARNER
-from asterism.bus.messages import (
-    AnyMessage,
-    ExecutorHealthy,
-    JoinAccepted,
-    JoinRequested,
-    LearnerRanksRequested,
-    Listener,
-    MembershipChanged,
-    NodeHeartbeat,
-    NodeLeft,
-    ProcessEnded,
-    RunFinished,
-    Shutdown,
-)
 from asterism.bus.process.exit_reason import ExitReason, write_exit_reason
 from asterism.bus.process.heartbeat import Heartbeat
 from asterism.bus.process.structured_log import DiskErrorHandler
@@ -77,13 +64,13 @@ class Site:
     def begin(self) -> None:
         self.node = asyncio.create_task(join_once(self.options, self.lines.append, self.interrupted))
 
-    async def receive(self) -> AnyMessage:
+    async def receive(self) -> msg.AnyMessage:
         """Receive the next message that is not a heartbeat."""
-        while isinstance(message := (await self.launcher.receive()).message, NodeHeartbeat):
+        while isinstance(message := (await self.launcher.receive()).message, msg.NodeHeartbeat):
             pass
         return message
 
-    async def send(self, *messages: AnyMessage) -> None:
+    async def send(self, *messages: msg.AnyMessage) -> None:
         for message in messages:
             await self.launcher.send(self.name, message)
         await asyncio.sleep(0.5)
@@ -93,12 +80,12 @@ class Site:
     ) -> None:
         self.begin()
         request = await self.receive()
-        assert isinstance(request, JoinRequested)
+        assert isinstance(request, msg.JoinRequested)
         assert (request.host, request.port, request.generators, request.executors) == ("127.0.0.1", 29_700, -1, -1)
         self.name = request.node
-        listeners = (Listener(LAUNCHER, 0, "127.0.0.1", 29_600), Listener(self.name, 3, "127.0.0.1", 29_700))
+        listeners = (msg.Listener(LAUNCHER, 0, "127.0.0.1", 29_600), msg.Listener(self.name, 3, "127.0.0.1", 29_700))
         path = str(self.folder.path)
-        await self.send(JoinAccepted(3, launch, path, tuple(generators), tuple(executors), listeners))
+        await self.send(msg.JoinAccepted(3, launch, path, tuple(generators), tuple(executors), listeners))
 
     def list_incarnations(self, name: str) -> list[str]:
         return [read_option(start.argv, "--incarnation") for start in self.children.list_starts(name)]
@@ -130,8 +117,8 @@ async def test_a_node_runs_its_processes_until_the_run_is_over(site: Site) -> No
     await site.join(generators=[GENERATOR], executors=[EXECUTOR])
     assert sorted(start.name for start in site.children.started) == [EXECUTOR, GENERATOR]
     assert site.lines == [f"node 3 of the run in {site.folder.path}: {GENERATOR}, {EXECUTOR}"]
-    await site.send(Shutdown())
-    assert await site.receive() == NodeLeft("the run is over")
+    await site.send(msg.Shutdown())
+    assert await site.receive() == msg.NodeLeft("the run is over")
     assert await site.node == "over"
     assert all(process.returncode is not None for process in site.children.processes.values())
 
@@ -140,10 +127,10 @@ async def test_the_address_book_of_a_node_follows_joins_and_departures(site: Sit
     await site.join()
     assert site.lines[-1].endswith(": ready to train")
     assert (site.address_book.node, set(site.address_book.entries)) == (3, {LAUNCHER, site.name})
-    other = Listener("generator-0@4", 4, "10.0.0.4", 29_602)
-    await site.send(MembershipChanged((other,), ()))
+    other = msg.Listener("generator-0@4", 4, "10.0.0.4", 29_602)
+    await site.send(msg.MembershipChanged((other,), ()))
     assert site.address_book.entries["generator-0@4"].address == TcpAddress("10.0.0.4", 29_602)
-    await site.send(MembershipChanged((), ("generator-0@4",)))
+    await site.send(msg.MembershipChanged((), ("generator-0@4",)))
     assert "generator-0@4" not in site.address_book.entries
     assert list(site.address_book.departed) == ["generator-0@4"]
 
@@ -151,7 +138,7 @@ async def test_the_address_book_of_a_node_follows_joins_and_departures(site: Sit
 async def test_a_process_that_ends_is_reported_and_restarted(site: Site) -> None:
     await site.join(generators=[GENERATOR])
     site.children.processes[GENERATOR].end(-9)
-    assert await site.receive() == ProcessEnded(GENERATOR, 1, f"{GENERATOR} was killed by signal 9")
+    assert await site.receive() == msg.ProcessEnded(GENERATOR, 1, f"{GENERATOR} was killed by signal 9")
     await asyncio.sleep(3 * SETTINGS.backoff_s)
     assert site.list_incarnations(GENERATOR) == ["1", "2"]
 
@@ -162,7 +149,7 @@ async def test_unusable_input_in_a_first_incarnation_ends_the_node(site: Site) -
     site.children.processes[GENERATOR].end(EXIT_UNUSABLE)
     with pytest.raises(ProcessDied, match=r"(?s)exit code 2.*there is no GPU 7"):
         await site.node
-    assert await site.receive() == NodeLeft("the node failed")
+    assert await site.receive() == msg.NodeLeft("the node failed")
     assert site.children.processes[EXECUTOR].returncode is not None
 
 
@@ -171,7 +158,7 @@ async def test_a_write_error_of_the_log_of_a_node_ends_it_and_names_the_file(sit
     site.on_log_error(DiskError("logs/launcher@3.jsonl", errno.ENOSPC))
     with pytest.raises(DiskError, match=r"^logs/launcher@3\.jsonl: No space left on device$"):
         await site.node
-    assert await site.receive() == NodeLeft("the node failed")
+    assert await site.receive() == msg.NodeLeft("the node failed")
     assert site.children.processes[GENERATOR].returncode is not None
 
 
@@ -180,11 +167,11 @@ async def test_a_node_without_messages_from_node_0_ends_as_lost(site: Site) -> N
         await site.join(generators=[GENERATOR])
         for _ in range(5):
             await asyncio.sleep(SETTINGS.heartbeat_timeout_s - 2)
-            await site.send(NodeHeartbeat())
+            await site.send(msg.NodeHeartbeat())
         assert not site.node.done()
         await asyncio.sleep(SETTINGS.heartbeat_timeout_s + 2)
         assert await site.node == "lost"
-        assert await site.receive() == NodeLeft("no message from node 0")
+        assert await site.receive() == msg.NodeLeft("no message from node 0")
         assert site.children.processes[GENERATOR].returncode is not None
     assert [entry["event"] for entry in lines if entry["log_level"] == "error"] == ["node.disconnected"]
 
@@ -193,7 +180,7 @@ async def test_an_interrupted_node_reports_that_it_leaves(site: Site) -> None:
     await site.join()
     site.interrupted.set()
     assert await site.node == "interrupted"
-    assert await site.receive() == NodeLeft("interrupted")
+    assert await site.receive() == msg.NodeLeft("interrupted")
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
@@ -222,8 +209,8 @@ def read_option(argv: Sequence[str], name: str) -> str:
     return argv[argv.index(name) + 1]
 
 
-def request_ranks(incarnation: int) -> LearnerRanksRequested:
-    return LearnerRanksRequested(incarnation, 2, 1, 2, "127.0.0.1", 29_690 + incarnation)
+def request_ranks(incarnation: int) -> msg.LearnerRanksRequested:
+    return msg.LearnerRanksRequested(incarnation, 2, 1, 2, "127.0.0.1", 29_690 + incarnation)
 
 
 async def test_ranks_of_a_later_incarnation_replace_the_earlier_ones(site: Site) -> None:
@@ -240,11 +227,11 @@ async def test_ranks_of_a_later_incarnation_replace_the_earlier_ones(site: Site)
     site.children.processes["learner@3"].end(1)
     # The end of the first incarnation is not reported.
     cause = "learner@3 ended with exit code 1: gloo: connection closed"
-    assert await site.receive() == ProcessEnded("learner@3", 2, cause)
+    assert await site.receive() == msg.ProcessEnded("learner@3", 2, cause)
     await site.send(request_ranks(3))
     site.children.processes["learner@3"].end(0)
-    await site.send(request_ranks(4), Shutdown())
-    assert await site.receive() == NodeLeft("the run is over")
+    await site.send(request_ranks(4), msg.Shutdown())
+    assert await site.receive() == msg.NodeLeft("the run is over")
     await site.node
     assert site.children.processes["learner@3"].returncode == -9
 
@@ -258,7 +245,7 @@ async def test_the_failure_of_a_rank_is_reported_instead_of_the_lines_of_torchru
     (site.folder.logs / "learner@3.out").write_text("ChildFailedError\n")
     site.children.processes["learner@3"].end(1)
     ended = await site.receive()
-    assert isinstance(ended, ProcessEnded)
+    assert isinstance(ended, msg.ProcessEnded)
     assert ended.cause == "learner@3 ended with exit code 1: learner rank 2, in save since 1.0 s: connection closed"
 
 
@@ -270,14 +257,14 @@ async def test_ranks_that_hang_are_killed_and_reported(site: Site) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as rank:
         for _ in range(3):
             rank.sendto(msgspec.json.encode(heartbeat), sender)
-            await site.send(NodeHeartbeat())
+            await site.send(msg.NodeHeartbeat())
             await asyncio.sleep(SETTINGS.heartbeat_s)
     for _ in range(3):
         await asyncio.sleep(SETTINGS.heartbeat_timeout_s / 2)
-        await site.send(NodeHeartbeat())
+        await site.send(msg.NodeHeartbeat())
     assert site.children.processes["learner@3"].returncode == -9
     ended = await site.receive()
-    assert isinstance(ended, ProcessEnded)
+    assert isinstance(ended, msg.ProcessEnded)
     assert (ended.process, ended.incarnation) == ("learner@3", 1)
     assert re.fullmatch(r"learner@3 was killed by signal 9: learner rank 1: no heartbeat for \d\.\d s", ended.cause)
 
@@ -286,11 +273,11 @@ async def test_a_healthy_executor_resets_its_failures_and_misdirected_messages_a
     with capture_logs() as lines:
         await site.join(executors=[EXECUTOR])
         for incarnation in range(1, 2 * SETTINGS.restarts):
-            await site.send(ExecutorHealthy(f"{EXECUTOR}/{incarnation}"))
+            await site.send(msg.ExecutorHealthy(f"{EXECUTOR}/{incarnation}"))
             site.children.processes[EXECUTOR].end(-9)
             for _ in range(5):
-                await site.send(NodeHeartbeat())
-        await site.send(RunFinished(3))
+                await site.send(msg.NodeHeartbeat())
+        await site.send(msg.RunFinished(3))
         assert not site.node.done()
         assert len(site.list_incarnations(EXECUTOR)) == 2 * SETTINGS.restarts
     assert [entry["kind"] for entry in lines if entry["event"] == "message.misdirected"] == ["RunFinished"]

@@ -44,6 +44,7 @@ class Node:
         programs = {**self.executors.build_programs(), **others}
         self.supervisor = Supervisor(programs, self.children, SETTINGS, self.printed.append)
         self.supervisor.start()
+        self.failing = asyncio.create_task(self.supervisor.wait_for_failure())
         self._heartbeats = {name: asyncio.create_task(self._send_heartbeats(name)) for name in (*executors, *others)}
 
     async def _send_heartbeats(self, name: str) -> None:
@@ -58,7 +59,7 @@ class Node:
 
     async def stop(self) -> None:
         await self.supervisor.stop()
-        for task in self._heartbeats.values():
+        for task in (self.failing, *self._heartbeats.values()):
             task.cancel()
 
     def count_starts(self, name: str) -> int:
@@ -150,14 +151,13 @@ async def test_executors_are_restarted_independently(node: Node) -> None:
 
 async def test_an_executor_that_fails_too_often_ends_the_run_with_its_output(node: Node, tmp_path: Path) -> None:
     (tmp_path / "executor-0.out").write_text("no memory\n")
-    failing = asyncio.create_task(node.supervisor.wait_for_failure())
     for incarnation in range(1, RESTARTS + 2):
-        assert not failing.done()
+        assert not node.failing.done()
         await node.join(f"executor-0/{incarnation}")
         await node.die("executor-0")
         await asyncio.sleep(100)
     with pytest.raises(ProcessDied, match=r"executor-0 ended 6 times in a row, the last time with exit code -9"):
-        await failing
+        await node.failing
     assert isinstance((await node.drain())[-1], ExecutorLeft)
     assert node.count_starts("executor-0") == RESTARTS + 1
 
@@ -174,14 +174,13 @@ async def test_an_executor_that_fails_too_often_ends_the_run_with_its_output(nod
 async def test_two_failures_with_the_same_exception_end_the_run(
     node: Node, tmp_path: Path, reasons: list[ExitReason | None], num_starts: int
 ) -> None:
-    failing = asyncio.create_task(node.supervisor.wait_for_failure())
     for number in range(RESTARTS + 2):
-        if not failing.done():
+        if not node.failing.done():
             (tmp_path / "executor-0.exit").write_bytes(msgspec.json.encode(reasons[number % len(reasons)]))
             await node.die("executor-0", 1)
             await asyncio.sleep(100)
     with pytest.raises(ProcessDied, match=r"executor-0 ended (twice|6 times) in a row.*with exit code 1"):
-        await failing
+        await node.failing
     assert node.count_starts("executor-0") == num_starts
     cause = "" if reasons[0] is None else f" ({reasons[0].text})"
     assert node.printed[0] == f"executor-0 ended with exit code 1{cause}; it restarts as incarnation 2"
@@ -189,26 +188,23 @@ async def test_two_failures_with_the_same_exception_end_the_run(
 
 @pytest.mark.slow
 async def test_a_result_resets_the_failures_of_an_executor(node: Node) -> None:
-    failing = asyncio.create_task(node.supervisor.wait_for_failure())
     for incarnation in range(1, 3 * RESTARTS):
         if incarnation % RESTARTS == 0:
             node.supervisor.mark_healthy("executor-0")
         await node.die("executor-0")
         await asyncio.sleep(100)
-    assert not failing.done()
-    failing.cancel()
+    assert not node.failing.done()
 
 
 @pytest.mark.parametrize(("name", "num_deaths"), [("executor-0", 0), ("other-0", 0), ("other-0", 1)])
 async def test_unusable_input_ends_the_run_immediately(node: Node, tmp_path: Path, name: str, num_deaths: int) -> None:
     (tmp_path / f"{name}.out").write_text("there is no engine\n")
-    failing = asyncio.create_task(node.supervisor.wait_for_failure())
     for _ in range(num_deaths):
         await node.die(name)
         await asyncio.sleep(10)
     await node.die(name, EXIT_UNUSABLE)
     with pytest.raises(ProcessDied, match=rf"(?s){name} ended with exit code 2.*there is no engine"):
-        await failing
+        await node.failing
 
 
 async def test_a_sandbox_that_cannot_start_again_after_a_join_is_restarted(node: Node) -> None:
@@ -235,12 +231,11 @@ async def test_a_process_without_heartbeats_is_killed_and_restarted(node: Node, 
 
 @pytest.mark.slow
 async def test_a_hang_is_printed_with_its_cause_and_counts_as_a_failure(node: Node) -> None:
-    failing = asyncio.create_task(node.supervisor.wait_for_failure())
     node.stop_heartbeats("other-0")
     with pytest.raises(
         ProcessDied, match=r"other-0 ended 6 times in a row, the last time \(other-0: no heartbeat for 30"
     ):
-        await failing
+        await node.failing
     assert node.count_starts("other-0") == RESTARTS + 1
     hang = r"other-0 was killed by signal 9 \(other-0: no heartbeat for \d+\.\d s\); it restarts as incarnation \d"
     assert len(node.printed) == RESTARTS
@@ -264,13 +259,12 @@ async def test_a_starting_process_has_a_longer_heartbeat_timeout(node: Node, sus
 async def test_a_process_that_runs_long_enough_after_its_start_up_resets_its_failures(
     node: Node, name: str, startup_s: float, short_s: float
 ) -> None:
-    failing = asyncio.create_task(node.supervisor.wait_for_failure())
     for _ in range(RESTARTS + 1):
         await node.die(name)
         await asyncio.sleep(startup_s + SETTINGS.failure_reset_s + 2)
-    assert not failing.done()
+    assert not node.failing.done()
     for _ in range(RESTARTS + 1):
         await node.die(name)
         await asyncio.sleep(short_s)
     with pytest.raises(ProcessDied, match=f"{name} ended 6 times in a row"):
-        await failing
+        await node.failing

@@ -1,30 +1,35 @@
-"""These fixtures of whole runs, for all suites, are a finished run and a starter of runs."""
+"""These fixtures of whole runs, for all suites, are a finished run and starters of runs."""
 
 import fcntl
 import os
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from asterism.configs.run_folder import RunFolder
-from tests.actors.runs.running import COLD_START, Start, launch, whole_run
+from tests.actors.runs.running import COLD_START, Start, StartedRun, from_cold_start_of, whole_run
 
 
 @pytest.fixture(scope="module")
 def start() -> Iterator[Start]:
     """Yield a function that starts runs; runs that remain after the module's last test are killed."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[StartedRun] = []
 
-    def launch_one(runs: Path, *arguments: str) -> subprocess.Popen[str]:
-        started.append(launch(runs, *arguments))
+    def start_one(runs: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> StartedRun:
+        started.append(StartedRun(runs, *arguments, environment=environment))
         return started[-1]
 
-    yield launch_one
-    for process in started:
-        process.kill()
-        process.communicate()
+    yield start_one
+    for run in started:
+        run.process.kill()
+        run.process.communicate()
+
+
+@pytest.fixture
+def start_trained(tmp_path: Path, start: Start, finished: RunFolder) -> Start:
+    """Return a function that starts runs in the test's folder, from the cold start of the finished run."""
+    return lambda *arguments, **options: start(tmp_path, *from_cold_start_of(finished), *arguments, **options)
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +43,8 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, s
         if not printed.exists():
             printed.write_text(whole_run(runs, *COLD_START, "rl.prompts=8", "rl.rollouts=16")[1])
     return RunFolder(runs / "demo"), printed.read_text()
+
+
+@pytest.fixture(scope="session")
+def finished(finished_run: tuple[RunFolder, str]) -> RunFolder:
+    return finished_run[0]

@@ -1,12 +1,14 @@
 """Small runs with real processes: functions start them, wait for them, and read their files."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 
@@ -27,13 +29,13 @@ SMALL = (
 # This policy is right in 10 to 20 % of its answers: RL steps change its weights, and some groups are rejected.
 COLD_START = ("sft.steps=230", "sft.batch_size=32", "prepare.parameters.num_sft_dialogues=7360")
 PATIENCE_S = 240.0
-
-Start = Callable[..., "subprocess.Popen[str]"]
+M = TypeVar("M")  # kind of message
 
 
 def from_cold_start_of(made: RunFolder) -> tuple[str, ...]:
     """Return settings that start a run from the cold start of another run, with its data."""
-    data = (f"data.train={made.data / 'train.jsonl'}", f"data.test={made.data / 'test.jsonl'}")
+    names = {"data.train": "train", "data.test": "test", "sft.data": "sft"}
+    data = (f"{key}={made.data / name}.jsonl" for key, name in names.items())
     return ("sft.steps=0", f"model.checkpoint={made.get_checkpoint_path(0)}", *data)
 
 
@@ -45,11 +47,20 @@ def command_line(runs: Path, *arguments: str) -> list[str]:
     return [*ASTERISM, "run", "configs/tiny.toml", *overrides, *options]
 
 
-def launch(runs: Path, *arguments: str, output: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
+def launch(
+    runs: Path,
+    *arguments: str,
+    output: IO[str] | int = subprocess.PIPE,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[str]:
     """Start a small run in `runs`."""
-    return subprocess.Popen(
-        command_line(runs, *arguments), cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True
-    )
+    return start_command(command_line(runs, *arguments), output=output, environment=environment)
+
+
+def start_command(
+    command: Sequence[str], *, output: IO[str] | int = subprocess.PIPE, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True)
 
 
 def finish(process: subprocess.Popen[str], patience_s: float = PATIENCE_S) -> str:
@@ -77,12 +88,53 @@ def asterism(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*ASTERISM, *arguments], cwd=ROOT, capture_output=True, text=True)
 
 
+def asterism_output(*arguments: object, code: int = 0) -> str:
+    """Return what a command prints, which must end with this exit code."""
+    done = asterism(*map(str, arguments))
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], patience_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + patience_s
     while not condition():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, "the condition did not hold in time"
         time.sleep(0.02)  # waits for other processes
+
+
+class StartedRun:
+    """A small run that a test has started: its process, and its folder."""
+
+    def __init__(self, runs: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+        self.folder, self.process = RunFolder(runs / "demo"), launch(runs, *arguments, environment=environment)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        wait_until(condition, self.process)
+
+    def wait_for(self, kind: str, count: int = 1) -> None:
+        """Wait until metrics.jsonl has `count` lines of a kind, such as "step"."""
+        self.wait_until(lambda: len(metrics(self.folder, kind)) >= count)
+
+    def signal(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to the present incarnation of a process of the run."""
+        os.kill(list_process_ids(self.folder, name)[-1], number)
+
+    def kill(self) -> None:
+        self.process.kill()
+        finish(self.process)
+
+    def end(self, code: int, patience_s: float = PATIENCE_S) -> str:
+        """Return the output of a run, which must end with this exit code."""
+        output = finish(self.process, patience_s)
+        assert self.process.returncode == code, output
+        return output
+
+    def succeed(self, patience_s: float = PATIENCE_S) -> str:
+        return self.end(0, patience_s)
+
+
+Start = Callable[..., StartedRun]
 
 
 def is_conserved(summary: dict[str, int], *more: str) -> bool:
@@ -120,14 +172,20 @@ def read_log_entries(folder: RunFolder, event: str, process: str = "launcher") -
     return [entry for entry in entries if entry["event"] == event]
 
 
+def read_messages(folder: RunFolder, process: str, *kinds: type[M]) -> list[M]:
+    """Return the messages of these kinds that a process received, in order."""
+    events = read_events(folder.events / f"{process}.sqlite", kinds=[kind.__name__ for kind in kinds])
+    messages = [decode(event.frame).message for event, _ in events]
+    return [message for message in messages if isinstance(message, kinds)]
+
+
 def read_token_versions(folder: RunFolder) -> dict[int, set[int]]:
     """Return the versions of generated tokens, by the newest version when their trajectory ended."""
     version, by_version = -1, dict[int, set[int]]()
-    for event, _ in read_events(folder.events / "head.sqlite", kinds=["StepRequested", "TrajectoryFinished"]):
-        message = decode(event.frame).message
+    for message in read_messages(folder, "head", StepRequested, TrajectoryFinished):
         if isinstance(message, StepRequested):
             version = message.version
-        if isinstance(message, TrajectoryFinished) and version >= 0:
+        elif version >= 0:
             generated = np.frombuffer(message.record.loss_mask, np.uint8).astype(bool)
             token_versions = np.frombuffer(message.record.versions, np.int32)
             assert set(token_versions[~generated].tolist()) <= {-1}

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-from tests.actors.runs.running import ROOT, command_line
+from tests.actors.runs.running import ROOT, command_line, start_command
 
 
 class SmallDisk:
@@ -46,8 +46,7 @@ class SmallDisk:
 
     def launch(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a small run with its folder on the disk (tests.actors.runs.running.launch)."""
-        argv = self.build_enter_argv(*command_line(self.at, *arguments))
-        process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        process = start_command(self.build_enter_argv(*command_line(self.at, *arguments)))
         self._launched.append(process)
         return process
 

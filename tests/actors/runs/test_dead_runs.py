@@ -15,12 +15,11 @@ import pytest
 
 from asterism.actors.launch.claim_run_folder import claimed_run_folder
 from asterism.bus.process.scratch_lock import has_owner_ended, name_scratch
-from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.sandbox.hosts.docker.docker_api import DockerEngine
 from asterism.sandbox.hosts.docker.docker_host import remove_stale_containers
 from asterism.sandbox.hosts.docker.docker_probe import get_engine_address
-from tests.actors.runs.running import ROOT, Start, finish, from_cold_start_of, metrics, wait_until
+from tests.actors.runs.running import ROOT, Start
 from tests.processes import family, is_running, wait_for_end
 
 pytestmark = pytest.mark.slow
@@ -61,26 +60,22 @@ def start_next_run(runs: Path) -> None:
         pass
 
 
-def play_death(runs: Path, start: Start, made: RunFolder, how: str, *settings: str) -> set[Path]:
+def play_death(start_trained: Start, how: str, *settings: str) -> set[Path]:
     """Kill a run after its first evaluation, and return its scratch folders."""
-    folder = RunFolder(runs / "demo")
-    process = start(runs, *from_cold_start_of(made), *settings)
-    wait_until(lambda: len(metrics(folder, "evaluation")) >= 1, process)
-    processes = family(process.pid)
+    run = start_trained(*settings)
+    run.wait_for("evaluation")
+    process, processes = run.process, family(run.process.pid)
     held = list_held(processes)
-    assert {folder.sockets, folder.shared_memory} < held
+    assert {run.folder.sockets, run.folder.shared_memory} < held
     match how:
         case "hangup":
             process.send_signal(signal.SIGHUP)
-        case "launcher":
-            process.kill()
         case _:
             for number in (signal.SIGSTOP, signal.SIGKILL):  # no process acts on the death of another one
                 for pid in processes:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, number)
-    output = finish(process)
-    assert process.returncode == (130 if how == "hangup" else -9), output
+    run.end(130 if how == "hangup" else -9)
     for pid in processes:  # the kernel kills the children of a killed process
         if is_running(pid):
             with contextlib.suppress(ProcessLookupError):
@@ -88,24 +83,18 @@ def play_death(runs: Path, start: Start, made: RunFolder, how: str, *settings: s
     return held
 
 
-@pytest.mark.parametrize(
-    "how",
-    [pytest.param("hangup", marks=pytest.mark.nightly), "launcher", pytest.param("all", marks=pytest.mark.nightly)],
-)
-def test_nothing_of_a_dead_run_is_left_after_the_next_start(
-    tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str], how: str
-) -> None:
-    held = play_death(tmp_path, start, finished_run[0], how)
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", ["hangup", "all"])
+def test_nothing_of_a_dead_run_is_left_after_the_next_start(tmp_path: Path, start_trained: Start, how: str) -> None:
+    held = play_death(start_trained, how)
     if how != "hangup":
         start_next_run(tmp_path)
     assert [path for path in held if path.exists()] == []
 
 
 @pytest.mark.docker
-def test_no_container_of_a_dead_run_is_left_after_the_next_start(
-    tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str]
-) -> None:
-    held = play_death(tmp_path, start, finished_run[0], "all", "sandbox.backend=docker")
+def test_no_container_of_a_dead_run_is_left_after_the_next_start(tmp_path: Path, start_trained: Start) -> None:
+    held = play_death(start_trained, "all", "sandbox.backend=docker")
     start_next_run(tmp_path)
     asyncio.run(remove_stale_containers())
     assert [path for path in held if path.exists()] == []

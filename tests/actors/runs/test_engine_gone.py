@@ -6,27 +6,14 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from asterism.bus.codec import decode
-from asterism.bus.event_log.reader import read_events
 from asterism.bus.messages import CallFailed, TrajectoryFailed
 from asterism.configs.run_folder import RunFolder
 from asterism.sandbox.hosts.docker.docker_api import DockerEngine
 from asterism.sandbox.hosts.docker.docker_host import remove_stale_containers
-from tests.actors.runs.running import (
-    Start,
-    finish,
-    from_cold_start_of,
-    metrics,
-    read_conserved_summary,
-    read_log_entries,
-    succeed,
-    wait_until,
-)
+from tests.actors.runs.running import Start, metrics, read_conserved_summary, read_log_entries, read_messages
 from tests.chaos.play import find_leftovers
 from tests.sandbox.own_engine import Engine, needs_root, own_engine
 
@@ -65,35 +52,27 @@ def remove_remaining_containers(engine: Engine) -> list[str]:
     return list_containers(engine)
 
 
-def read_messages(folder: RunFolder, process: str, kind: str) -> list[Any]:
-    return [decode(event.frame).message for event, _ in read_events(folder.events / f"{process}.sqlite", kinds=[kind])]
-
-
 def find_lost_twice(folder: RunFolder) -> set[int]:
     """Return the trajectories with a call that failed twice."""
-    failures: list[CallFailed] = read_messages(folder, "rollout-0", "CallFailed")
-    counted = Counter((failure.trajectory_id, failure.call) for failure in failures)
+    counted = Counter((each.trajectory_id, each.call) for each in read_messages(folder, "rollout-0", CallFailed))
     return {trajectory for (trajectory, _), count in counted.items() if count > 1}
 
 
-def test_a_restarted_docker_engine_masks_the_lost_calls_only(
-    tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str], engine: Engine
-) -> None:
+def test_a_restarted_docker_engine_masks_the_lost_calls_only(start_trained: Start, engine: Engine) -> None:
     """The containers of the engine live on without it, and are removed when it restarts."""
-    process = start(tmp_path, *from_cold_start_of(finished_run[0]), *SETTINGS)
-    folder = RunFolder(tmp_path / "demo")
-    wait_until(lambda: len(metrics(folder, "step")) >= 1, process)
+    run = start_trained(*SETTINGS)
+    folder = run.folder
+    run.wait_for("step")
     engine.stop(signal.SIGKILL)
-    wait_until(lambda: len(metrics(folder, "step")) >= 2, process)
+    run.wait_for("step", 2)
     engine.start()
-    succeed(process)
-
+    run.succeed()
     summary = read_conserved_summary(folder)
     assert summary["trajectories_abandoned"] == 0
     assert [step["step"] for step in metrics(folder, "step")] == list(range(1, STEPS + 1))
     assert len(read_log_entries(folder, "container.lost", "executor-0")) == 1
     assert len(read_log_entries(folder, "container.started", "executor-0")) == 2
-    failed: list[TrajectoryFailed] = read_messages(folder, "head", "TrajectoryFailed")
+    failed = read_messages(folder, "head", TrajectoryFailed)
     assert {failure.trajectory_id for failure in failed} == find_lost_twice(folder)  # masked, not rewarded with 0
     assert len(failed) == summary["trajectories_failed"]
     assert list(find_leftovers(folder)) == []
@@ -101,21 +80,17 @@ def test_a_restarted_docker_engine_masks_the_lost_calls_only(
 
 
 @pytest.mark.nightly
-def test_a_stopped_docker_engine_ends_the_run_and_is_named(
-    tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str], engine: Engine
-) -> None:
-    settings = (*SETTINGS, "sandbox.container_timeout_s=2", "supervision.restarts=1")
-    process = start(tmp_path, *from_cold_start_of(finished_run[0]), *settings)
-    folder = RunFolder(tmp_path / "demo")
-    wait_until(lambda: len(metrics(folder, "step")) >= 1, process)
+def test_a_stopped_docker_engine_ends_the_run_and_is_named(start_trained: Start, engine: Engine) -> None:
+    run = start_trained(*SETTINGS, "sandbox.container_timeout_s=2", "supervision.restarts=1")
+    folder = run.folder
+    run.wait_for("step")
     engine.stop()  # stops the containers too
-    output = finish(process)
-    assert process.returncode == 1, output
+    output = run.end(1)
     assert "executor-0 ended 2 times in a row, the last time with exit code 2:" in output
     assert engine.address in output
     assert "Traceback" not in output
     assert "no container for 2 s" in (folder.logs / "executor-0.out").read_text()
-    failed: list[TrajectoryFailed] = read_messages(folder, "head", "TrajectoryFailed")  # their calls were lost twice
+    failed = read_messages(folder, "head", TrajectoryFailed)  # their calls were lost twice
     assert [failure.cause for failure in failed if not re.search("container|executor", failure.cause)] == []
     assert list(find_leftovers(folder)) == []
     engine.start()

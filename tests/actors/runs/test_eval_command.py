@@ -4,10 +4,9 @@ import hashlib
 import json
 import re
 import signal
-import subprocess
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import version
 from itertools import combinations
 from pathlib import Path
@@ -18,11 +17,17 @@ import pytest
 from tokenizers import Tokenizer
 
 from asterism.analysis.evaluation.answer_records import read_answers
-from asterism.bus.codec import decode
-from asterism.bus.event_log.reader import read_events
 from asterism.bus.messages import StartGroup, TokenRecord, TrajectoryFinished
 from asterism.configs.run_folder import RunFolder
-from tests.actors.runs.running import ASTERISM, ROOT, asterism, finish, wait_until
+from tests.actors.runs.running import (
+    ASTERISM,
+    asterism,
+    asterism_output,
+    finish,
+    read_messages,
+    start_command,
+    wait_until,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -37,28 +42,10 @@ def list_arguments(trained: RunFolder, name: str, *flags: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def evaluation(finished_run: tuple[RunFolder, str]) -> tuple[RunFolder, str]:
+def evaluation(finished: RunFolder) -> tuple[RunFolder, str]:
     """Return an uninterrupted evaluation and its output."""
-    trained, _ = finished_run
-    done = asterism(*list_arguments(trained, "whole"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    return RunFolder(trained.path.parent / "whole"), done.stdout
-
-
-@pytest.fixture
-def start(finished_run: tuple[RunFolder, str]) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    started: list[subprocess.Popen[str]] = []
-
-    def launch(name: str, *flags: str) -> subprocess.Popen[str]:
-        command = [*ASTERISM, *list_arguments(finished_run[0], name, *flags)]
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        started.append(process)
-        return process
-
-    yield launch
-    for process in started:
-        process.kill()
-        process.communicate()
+    printed = asterism_output(*list_arguments(finished, "whole"))
+    return RunFolder(finished.path.parent / "whole"), printed
 
 
 def read_results(folder: RunFolder) -> dict[str, Any]:
@@ -75,17 +62,11 @@ class LoggedAnswer(NamedTuple):
 
 def read_logged_answers(folder: RunFolder) -> dict[str, list[LoggedAnswer]]:
     """Return the answers by question, from the event logs alone."""
-    questions = dict[int, str]()
-    for event, _ in read_events(folder.events / "rollout-0.sqlite", kinds=[StartGroup.__name__]):
-        message = decode(event.frame).message
-        assert isinstance(message, StartGroup)
-        questions[message.group_id] = message.problem
+    questions = {group.group_id: group.problem for group in read_messages(folder, "rollout-0", StartGroup)}
     checkpoint = Path(json.loads(folder.results.read_text())["weights"]["folder"])
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     answers: dict[str, list[LoggedAnswer]] = {}
-    for event, _ in read_events(folder.events / "head.sqlite", kinds=[TrajectoryFinished.__name__]):
-        message = decode(event.frame).message
-        assert isinstance(message, TrajectoryFinished)
+    for message in read_messages(folder, "head", TrajectoryFinished):
         answers.setdefault(questions[message.group_id], []).append(
             LoggedAnswer(message, read_answer_text(message.record, tokenizer))
         )
@@ -140,10 +121,10 @@ def test_lengths_and_calls_equal_a_count_from_the_event_log(evaluation: tuple[Ru
 
 
 def test_the_results_contain_the_settings_that_their_figures_depend_on(
-    evaluation: tuple[RunFolder, str], finished_run: tuple[RunFolder, str]
+    evaluation: tuple[RunFolder, str], finished: RunFolder
 ) -> None:
-    results, trained = json.loads(evaluation[0].results.read_text()), finished_run[0]
-    questions = trained.data / "test.jsonl"
+    results = json.loads(evaluation[0].results.read_text())
+    questions = finished.data / "test.jsonl"
     limits = {"prompt_tokens": 32, "response_tokens": 160, "max_turns": 4}
     assert results["limits"] | limits == results["limits"] == results["sets"]["aime"]["limits"]
     assert results["tools"] == results["sets"]["aime"]["tools"] == ["jupyter_code"]
@@ -171,10 +152,10 @@ def test_other_tools_find_every_answer_with_its_dialogue(evaluation: tuple[RunFo
 
 
 def test_the_traces_of_an_evaluation_filter_the_file_of_its_questions(
-    evaluation: tuple[RunFolder, str], finished_run: tuple[RunFolder, str], tmp_path: Path
+    evaluation: tuple[RunFolder, str], finished: RunFolder, tmp_path: Path
 ) -> None:
     """Each row of the result has as many correct answers in questions.jsonl as the condition demands."""
-    folder, data = evaluation[0], finished_run[0].data / "test.jsonl"
+    folder, data = evaluation[0], finished.data / "test.jsonl"
     arguments = ["--by", str(folder.path), "--keep", "solved == rollouts", "--unvisited", "drop"]
     done = asterism("data", "filter", str(data), *arguments, "--out", str(tmp_path / "easy.jsonl"))
     questions = [json.loads(line) for line in (folder.path / "questions.jsonl").read_text().splitlines()]
@@ -190,7 +171,7 @@ def test_the_traces_of_an_evaluation_filter_the_file_of_its_questions(
 
 @pytest.mark.nightly
 def test_an_evaluation_killed_at_five_points_and_resumed_gives_the_same_figures(
-    evaluation: tuple[RunFolder, str], start: Callable[..., subprocess.Popen[str]]
+    evaluation: tuple[RunFolder, str], finished: RunFolder
 ) -> None:
     whole, _ = evaluation
     folder = RunFolder(whole.path.parent / "killed")
@@ -201,18 +182,18 @@ def test_an_evaluation_killed_at_five_points_and_resumed_gives_the_same_figures(
         )),
     ]  # fmt: skip
     for number, is_reached in points:
-        process = start("killed", *(["--resume"] if folder.path.exists() else []))
-        wait_until(is_reached, process)
-        process.send_signal(number)
-        output = finish(process)
+        options = ["--resume"] if folder.path.exists() else []
+        with start_command([*ASTERISM, *list_arguments(finished, "killed", *options)]) as process:
+            wait_until(is_reached, process)
+            process.send_signal(number)
+            output = finish(process)
         assert process.returncode == (130 if number == signal.SIGINT else -number), output
         before = read_answers(folder.answers)
         assert len(before) < SAMPLES * QUESTIONS
         if before and number == signal.SIGKILL:  # an interrupted evaluation has finished its files
             with folder.answers.open("ab") as file:
                 file.write(b'{"label":"sampled","ver')  # torn line
-    process = start("killed", "--resume")
-    assert (finish(process), process.returncode)[1] == 0
+    asterism_output(*list_arguments(finished, "killed", "--resume"))
     assert read_results(folder) == read_results(whole)
     found, expected = read_answers(folder.answers), read_answers(whole.answers)
     assert [(each.key, each.digest) for each in found] == [(each.key, each.digest) for each in expected]
@@ -220,14 +201,13 @@ def test_an_evaluation_killed_at_five_points_and_resumed_gives_the_same_figures(
 
 
 def test_a_finished_evaluation_prints_its_results_again_without_a_process(
-    evaluation: tuple[RunFolder, str], finished_run: tuple[RunFolder, str]
+    evaluation: tuple[RunFolder, str], finished: RunFolder
 ) -> None:
     folder, printed = evaluation
     launches = folder.launch_counter.read_text()
-    again = asterism(*list_arguments(finished_run[0], "whole", "--resume"))
-    assert again.returncode == 0
-    assert "all questions are answered" in again.stdout
-    assert again.stdout.partition("questions x answers")[2] == printed.partition("questions x answers")[2]
+    again = asterism_output(*list_arguments(finished, "whole", "--resume"))
+    assert "all questions are answered" in again
+    assert again.partition("questions x answers")[2] == printed.partition("questions x answers")[2]
     assert folder.launch_counter.read_text() == launches
 
 
@@ -240,23 +220,17 @@ def test_a_finished_evaluation_prints_its_results_again_without_a_process(
     ],
 )
 def test_a_resume_with_other_settings_is_refused_with_their_keys(
-    evaluation: tuple[RunFolder, str], finished_run: tuple[RunFolder, str], flags: tuple[str, ...], message: str
+    evaluation: tuple[RunFolder, str], finished: RunFolder, flags: tuple[str, ...], message: str
 ) -> None:
-    refused = asterism(*list_arguments(finished_run[0], "whole", "--resume", *flags))
-    assert refused.returncode == 2
-    assert message in refused.stdout + refused.stderr
+    assert message in asterism_output(*list_arguments(finished, "whole", "--resume", *flags), code=2)
 
 
-def test_a_resume_with_other_questions_in_the_same_file_is_refused(
-    finished_run: tuple[RunFolder, str], tmp_path: Path
-) -> None:
-    file, trained = tmp_path / "questions.jsonl", finished_run[0]
+def test_a_resume_with_other_questions_in_the_same_file_is_refused(finished: RunFolder, tmp_path: Path) -> None:
+    file = tmp_path / "questions.jsonl"
     flags = ("--set", f"own={file}", "--name", "changed")
     file.write_text('{"question": "What is 1+2?", "answer": "3", "level": 2}\n')
-    assert asterism("eval", str(trained.path), *flags).returncode == 0
-    results = json.loads(RunFolder(trained.path.parent / "changed").results.read_text())
+    asterism_output("eval", finished.path, *flags)
+    results = json.loads(RunFolder(finished.path.parent / "changed").results.read_text())
     assert results["sets"]["own"]["by_difficulty"]["2"]["questions"] == 1
     file.write_text('{"question": "What is 1+3?", "answer": "4", "level": 2}\n')
-    refused = asterism("eval", str(trained.path), *flags, "--resume")
-    assert refused.returncode == 2
-    assert "evaluation.sets.own.data" in refused.stdout + refused.stderr
+    assert "evaluation.sets.own.data" in asterism_output("eval", finished.path, *flags, "--resume", code=2)

@@ -7,11 +7,9 @@ import pytest
 
 from asterism.analysis.evaluation.answer_records import read_answers
 from asterism.bus.addresses import HEAD, ROLLOUT
-from asterism.bus.codec import decode
-from asterism.bus.event_log.reader import read_events
 from asterism.bus.messages import StartGroup, TrajectoryFinished
 from asterism.configs.run_folder import RunFolder
-from tests.actors.runs.running import asterism, read_conserved_summary, whole_run
+from tests.actors.runs.running import asterism_output, read_conserved_summary, read_messages, whole_run
 
 pytestmark = pytest.mark.slow
 
@@ -33,18 +31,12 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def list_ended(folder: RunFolder, purpose: str) -> list[Ended]:
-    groups = set[int]()
-    for event, _ in read_events(folder.events / f"{ROLLOUT}.sqlite", kinds=[StartGroup.__name__]):
-        group = decode(event.frame).message
-        assert isinstance(group, StartGroup)
-        groups |= {group.group_id} if group.purpose == purpose else set()
-    ended: list[Ended] = []
-    for event, _ in read_events(folder.events / f"{HEAD}.sqlite", kinds=[TrajectoryFinished.__name__]):
-        end = decode(event.frame).message
-        assert isinstance(end, TrajectoryFinished)
-        if end.group_id in groups:
-            ended.append(Ended(end.trajectory_id, end.record.response_tokens, end.ending))
-    return ended
+    groups = {each.group_id for each in read_messages(folder, ROLLOUT, StartGroup) if each.purpose == purpose}
+    return [
+        Ended(end.trajectory_id, end.record.response_tokens, end.ending)
+        for end in read_messages(folder, HEAD, TrajectoryFinished)
+        if end.group_id in groups
+    ]
 
 
 def test_only_evaluations_exceed_the_limit_of_training_and_the_run_replays(limited: RunFolder) -> None:
@@ -56,8 +48,7 @@ def test_only_evaluations_exceed_the_limit_of_training_and_the_run_replays(limit
 
 
 def test_a_standalone_evaluation_has_the_limit_and_the_tokens_of_the_run(limited: RunFolder) -> None:
-    alone = asterism("eval", f"{limited.path}:2", "--questions", "4", "--name", "alone")
-    assert alone.returncode == 0, alone.stdout + alone.stderr
+    asterism_output("eval", f"{limited.path}:2", "--questions", 4, "--name", "alone")
     folder = RunFolder(limited.path.parent / "alone")
     assert json.loads(folder.results.read_text())["limits"]["response_tokens"] == EVALUATED
     during = [each for each in read_answers(limited.answers) if each.label == "end_sampled"]
@@ -69,7 +60,6 @@ def test_a_standalone_evaluation_has_the_limit_and_the_tokens_of_the_run(limited
 def test_a_branch_of_an_evaluation_has_its_limit(limited: RunFolder) -> None:
     trajectory = [each.trajectory for each in list_ended(limited, "evaluate") if each.tokens == EVALUATED][-1]
     result = limited.path.parent / "branch.json"
-    fork = asterism("log", "fork", str(limited.path), str(trajectory), "--turn", "0", "--json", str(result))
-    assert fork.returncode == 0, fork.stdout + fork.stderr
+    asterism_output("log", "fork", limited.path, trajectory, "--turn", 0, "--json", result)
     outcome = json.loads(result.read_text())["branches"][0]["outcome"]
     assert (outcome["ending"], outcome["response_tokens"]) == ("length", EVALUATED)

@@ -7,14 +7,14 @@ import pytest
 from asterism.analysis.evaluation.answer_records import read_answers
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from tests.actors.runs.running import asterism, from_cold_start_of, metrics, read_conserved_summary, whole_run
+from tests.actors.runs.running import asterism_output, from_cold_start_of, metrics, read_conserved_summary, whole_run
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def evaluated(tmp_path_factory: pytest.TempPathFactory, finished_run: tuple[RunFolder, str]) -> RunFolder:
-    test = finished_run[0].data / "test.jsonl"
+def evaluated(tmp_path_factory: pytest.TempPathFactory, finished: RunFolder) -> RunFolder:
+    test = finished.data / "test.jsonl"
     sets = f'evaluation.sets=[{{name="all", data="{test}"}}, {{name="few", data="{test}", questions=2, samples=3, every=2}}]'
     settings = (
         *("evaluation.every=1", "evaluation.sampling.top_p=0.9"),
@@ -22,7 +22,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory, finished_run: tuple[RunF
         "determinism=strict",  # no printed address, which would make answers of two evaluations differ
     )
     runs = tmp_path_factory.mktemp("evaluated")
-    return whole_run(runs, *from_cold_start_of(finished_run[0]), *settings, sets)[0]
+    return whole_run(runs, *from_cold_start_of(finished), *settings, sets)[0]
 
 
 def test_each_step_is_evaluated_with_its_own_weights_and_the_run_replays(evaluated: RunFolder) -> None:
@@ -44,8 +44,7 @@ def test_a_standalone_evaluation_has_the_same_tokens_as_one_during_training(eval
     few = next(each for each in load_run(evaluated.config).evaluation.sets if each.name == "few")
     for step, label in ((0, "start_sampled"), (2, "step_sampled"), (3, "end_sampled")):
         flags = ("--set", f"few={few.data}", "-k", "3", "--questions", "2", "--name", f"eval-{step}")
-        evaluation = asterism("eval", f"{evaluated.path}:{step}", *flags)
-        assert evaluation.returncode == 0, evaluation.stdout + evaluation.stderr
+        asterism_output("eval", f"{evaluated.path}:{step}", *flags)
         alone = read_answers(evaluated.path.parent / f"eval-{step}" / "answers.jsonl")
         during = [
             each

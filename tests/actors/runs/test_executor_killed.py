@@ -14,21 +14,9 @@ from asterism.actors.launch.child_processes import ChildProcesses
 from asterism.actors.launch.executor_registry import ExecutorRegistry
 from asterism.actors.launch.supervisor import Supervisor
 from asterism.actors.runtime.decider_loop import DeciderLoop, make_steady_clock
+from asterism.bus import messages as msg
 from asterism.bus.addresses import parse_process
 from asterism.bus.bus import Bus
-from asterism.bus.messages import (
-    AnyMessage,
-    Envelope,
-    ExecutorHealthy,
-    ExecutorJoined,
-    LeaseGranted,
-    LeaseRequested,
-    Shutdown,
-    TrajectoryFailed,
-    TrajectoryFinished,
-    TurnRequested,
-    bytes_to_ids,
-)
 from asterism.bus.transport.zeromq import open_zmq_bus
 from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder
@@ -88,7 +76,7 @@ class Node:
         )
         self.supervisor = Supervisor(self.executors.build_programs(), self.children, SupervisionConfig())
         self.rollout = Rollout({"": rules(max_turns=9)})
-        self.ended: list[TrajectoryFinished | TrajectoryFailed] = []
+        self.ended: list[msg.TrajectoryFinished | msg.TrajectoryFailed] = []
         self.head, self.generator = self._bus("head"), self._bus("generator-0")
         self.bus = self._bus("rollout-0")
         self._tasks: list[asyncio.Task[None]] = []
@@ -123,7 +111,7 @@ class Node:
     async def stop(self) -> None:
         await self.supervisor.stop()
         for name in self.names:
-            await self.launcher.send(name, Shutdown())
+            await self.launcher.send(name, msg.Shutdown())
             if not await self.children.wait_for_exit(name, 5):
                 await self.children.kill(name)
         for task in self._tasks:
@@ -135,33 +123,33 @@ class Node:
     async def _run_launcher(self) -> None:
         while True:
             match (await self.launcher.receive()).message:
-                case ExecutorJoined() as event:
+                case msg.ExecutorJoined() as event:
                     await self.executors.on_joined(event)
-                case ExecutorHealthy(executor=executor):
+                case msg.ExecutorHealthy(executor=executor):
                     self.supervisor.mark_healthy(parse_process(executor))
                 case _:
                     pass
 
-    async def _serve(self, bus: Bus, answer: Callable[[Envelope], AnyMessage | None]) -> None:
+    async def _serve(self, bus: Bus, answer: Callable[[msg.Envelope], msg.AnyMessage | None]) -> None:
         while True:
             envelope = await bus.receive()
             if (message := answer(envelope)) is not None:
                 await bus.send("rollout-0", message)
 
-    def _decide(self, envelope: Envelope) -> AnyMessage | None:
+    def _decide(self, envelope: msg.Envelope) -> msg.AnyMessage | None:
         match envelope.message:
-            case LeaseRequested() as request:
+            case msg.LeaseRequested() as request:
                 tokens = request.tokens + request.max_new_tokens
-                return LeaseGranted(request.trajectory_id, "generator-0", tokens, request.lease, 0.0, "room")
-            case TrajectoryFinished() | TrajectoryFailed() as end:
+                return msg.LeaseGranted(request.trajectory_id, "generator-0", tokens, request.lease, 0.0, "room")
+            case msg.TrajectoryFinished() | msg.TrajectoryFailed() as end:
                 self.ended.append(end)
             case _:
                 pass
         return None
 
-    def _generate(self, envelope: Envelope) -> AnyMessage | None:
+    def _generate(self, envelope: msg.Envelope) -> msg.AnyMessage | None:
         match envelope.message:
-            case TurnRequested(trajectory_id=trajectory_id, turn=turn, lease=lease):
+            case msg.TurnRequested(trajectory_id=trajectory_id, turn=turn, lease=lease):
                 return generated(trajectory_id, turn, script(trajectory_id)[turn], lease=lease)
             case _:
                 return None
@@ -171,11 +159,11 @@ class Node:
         return sum(load.open_calls for load in self.rollout.placement.loads.values())
 
 
-def decode_texts(ended: list[TrajectoryFinished | TrajectoryFailed]) -> dict[int, str]:
+def decode_texts(ended: list[msg.TrajectoryFinished | msg.TrajectoryFailed]) -> dict[int, str]:
     return {
-        end.trajectory_id: TOKENIZER.decode(bytes_to_ids(end.record.token_ids))
+        end.trajectory_id: TOKENIZER.decode(msg.bytes_to_ids(end.record.token_ids))
         for end in ended
-        if isinstance(end, TrajectoryFinished)
+        if isinstance(end, msg.TrajectoryFinished)
     }
 
 
@@ -196,7 +184,7 @@ def test_every_call_in_flight_is_answered_once_by_another_incarnation(tmp_path: 
             await node.stop()
         assert not node.bus.waiting
         assert Counter(end.trajectory_id for end in node.ended) == Counter(range(TRAJECTORIES))
-        assert [end for end in node.ended if isinstance(end, TrajectoryFailed)] == []
+        assert [end for end in node.ended if isinstance(end, msg.TrajectoryFailed)] == []
         for trajectory_id, text in decode_texts(node.ended).items():
             outputs = re.findall(r"stdout:\n(.*)\n", text)
             expected = [f"[{trajectory_id}, 0]", f"[{trajectory_id}, 0, 0]"]
@@ -220,7 +208,7 @@ def test_calls_that_are_lost_twice_fail_their_trajectories_and_the_others_finish
         finally:
             await node.stop()
         assert Counter(end.trajectory_id for end in node.ended) == Counter(range(TRAJECTORIES))
-        lost = Counter(end.cause for end in node.ended if isinstance(end, TrajectoryFailed))
+        lost = Counter(end.cause for end in node.ended if isinstance(end, msg.TrajectoryFailed))
         assert set(lost) == {"executor left: executor-0 was killed by signal 9"}
         assert 0 < lost.total() <= TRAJECTORIES
 

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from asterism.configs.run_folder import RunFolder
 from asterism.engine.data.token_files import map_token_file
-from tests.actors.runs.running import asterism, metrics, read_conserved_summary
+from tests.actors.runs.running import asterism_output, metrics, read_conserved_summary
 from tests.engine.export.exported_chats import render
 from tests.engine.export.family_folders import FAMILY_KINDS, write_family_model
 
@@ -90,15 +90,13 @@ def test_a_cold_start_teaches_the_calls_and_answers_of_the_rollouts(tmp_path: Pa
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
     config = tmp_path / "family.toml"
     config.write_text(CONFIG.format(folder=tmp_path, renderer=RENDERERS[family]))
-    ran = asterism("run", str(config))
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    asterism_output("run", config)
     folder = RunFolder(tmp_path / "runs" / "family")
     read_conserved_summary(folder)
     first_step = metrics(folder, "step")[0]
     assert first_step["ended: answered"] > 0.7 * first_step["trajectories"]
     assert first_step["calls_per_rollout"] > 0.7 and first_step["tool_errors"] < 0.3
-    exported = asterism("export", str(folder.path), str(tmp_path / "exported"))
-    assert exported.returncode == 0, exported.stdout + exported.stderr
+    asterism_output("export", folder.path, tmp_path / "exported")
     assert_learned_tokens(folder, tmp_path / "exported", rows)
 
 

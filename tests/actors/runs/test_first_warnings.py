@@ -3,23 +3,13 @@
 import hashlib
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from asterism.configs.run_folder import RunFolder
-from tests.actors.runs.running import (
-    COLD_START,
-    PATIENCE_S,
-    ROOT,
-    command_line,
-    finish,
-    from_cold_start_of,
-    metrics,
-    whole_run,
-)
+from tests.actors.runs.running import COLD_START, PATIENCE_S, Start, finish, metrics, whole_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 STEPS = 6
@@ -146,26 +136,17 @@ def remove_answers(rows: Path, target: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_the_first_warning_names_the_cause(tmp_path: Path, fault: Fault, finished_run: tuple[RunFolder, str]) -> None:
+def test_the_first_warning_names_the_cause(
+    tmp_path: Path, fault: Fault, finished: RunFolder, start_trained: Start
+) -> None:
     rewards, rows = tmp_path / "rewards.py", tmp_path / "rows.jsonl"
     rewards.write_text(REWARDS)
-    remove_answers(finished_run[0].data / "train.jsonl", rows)
+    remove_answers(finished.data / "train.jsonl", rows)
     (tmp_path / "sitecustomize.py").write_text(fault.start_up)
     settings = [each.format(rewards=rewards, rows=rows) for each in fault.settings]
-    command = command_line(tmp_path, *SETTINGS, *from_cold_start_of(finished_run[0]), *settings)
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        output = finish(process, 2 * PATIENCE_S)
-    finally:
-        process.kill()
+    run = start_trained(*SETTINGS, *settings, environment={**os.environ, "PYTHONPATH": path})
+    output = finish(run.process, 2 * PATIENCE_S)
     assert fault.cause in [*list_warnings(output), "no warning"][0], output
 
 

@@ -5,22 +5,19 @@ The learner restarts as a whole, and the run ends as without the fault.
 
 import re
 import signal
-import subprocess
-from pathlib import Path
 
 import pytest
 
 from asterism.analysis.event_logs.diff import list_divergences
 from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import (
-    ROOT,
-    command_line,
+    Start,
     from_cold_start_of,
     list_process_ids,
     metrics,
     read_conserved_summary,
     read_log_entries,
-    succeed,
+    whole_run,
 )
 from tests.chaos.rank_faults import LOSS, RankFault, make_environment
 from tests.processes import processes_that_name
@@ -36,22 +33,15 @@ SETTINGS = (
 
 
 @pytest.fixture(scope="module")
-def undisturbed(finished_run: tuple[RunFolder, str], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return run_with_faults(tmp_path_factory.mktemp("undisturbed"), finished_run[0], [])[0]
+def undisturbed(finished: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    runs = tmp_path_factory.mktemp("undisturbed")
+    return whole_run(runs, *from_cold_start_of(finished), *SETTINGS, patience_s=PATIENCE_S)[0]
 
 
-def run_with_faults(
-    runs: Path, cold_start: RunFolder, faults: list[RankFault], *settings: str
-) -> tuple[RunFolder, str]:
+def run_with_faults(start_trained: Start, faults: list[RankFault], *settings: str) -> tuple[RunFolder, str]:
     """Return the folder and the output of a run of three steps, which succeeds."""
-    command = command_line(runs, *from_cold_start_of(cold_start), *SETTINGS, *settings)
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=make_environment(faults), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        return RunFolder(runs / "demo"), succeed(process, PATIENCE_S)
-    finally:
-        process.kill()
+    run = start_trained(*SETTINGS, *settings, environment=make_environment(faults))
+    return run.folder, run.succeed(PATIENCE_S)
 
 
 def list_probes(folder: RunFolder) -> list[dict[str, float]]:
@@ -77,21 +67,19 @@ def check_restarts(folder: RunFolder, output: str, faults: list[RankFault]) -> N
 
 
 @pytest.mark.nightly
-def test_a_stopped_follower_is_named_and_the_learner_restarts(
-    tmp_path: Path, finished_run: tuple[RunFolder, str]
-) -> None:
+def test_a_stopped_follower_is_named_and_the_learner_restarts(start_trained: Start) -> None:
     faults = [RankFault(1, 2, "save", signal.SIGSTOP)]
     settings = ("rl.prompts=2", "rl.rollouts=4", "evaluation.questions=0")
-    check_restarts(*run_with_faults(tmp_path, finished_run[0], faults, *settings), faults)
+    check_restarts(*run_with_faults(start_trained, faults, *settings), faults)
 
 
 @pytest.mark.nightly
 def test_a_rank_that_sends_heartbeats_but_makes_no_progress_is_restarted(
-    tmp_path: Path, finished_run: tuple[RunFolder, str], undisturbed: RunFolder
+    start_trained: Start, undisturbed: RunFolder
 ) -> None:
     """Rank 0 waits for the other rank in a barrier, which has no timeout."""
     faults = [RankFault(1, 2, "barrier", None)]
-    folder, output = run_with_faults(tmp_path, finished_run[0], faults, "learner.collective_timeout_s=10")
+    folder, output = run_with_faults(start_trained, faults, "learner.collective_timeout_s=10")
     assert len(list_process_ids(folder, "learner")) == 2
     (hang,) = read_log_entries(folder, "process.timed_out")
     operations = r"in step 2 since .* s, in publish since .* s, in barrier since .* s, limit of publish: 10 s"
@@ -106,10 +94,10 @@ def test_a_rank_that_sends_heartbeats_but_makes_no_progress_is_restarted(
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_may_be_killed_or_stopped_in_a_step_a_publication_and_a_save(
-    tmp_path: Path, finished_run: tuple[RunFolder, str], undisturbed: RunFolder, rank: int, number: signal.Signals
+    start_trained: Start, undisturbed: RunFolder, rank: int, number: signal.Signals
 ) -> None:
     faults = [RankFault(rank, step, operation, number) for step, operation in enumerate(OPERATIONS, 1)]
-    folder, output = run_with_faults(tmp_path, finished_run[0], faults)
+    folder, output = run_with_faults(start_trained, faults)
     check_restarts(folder, output, faults)
     assert list_divergences(undisturbed, folder) == []  # trajectories, metrics and the last checkpoint are equal
     assert list_probes(undisturbed) == list_probes(folder)

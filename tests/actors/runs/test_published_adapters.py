@@ -1,7 +1,5 @@
 """A run that publishes adapters equals a run that publishes merged weights, also after its processes were killed."""
 
-import os
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +14,6 @@ from tests.actors.runs.running import (
     metrics,
     read_conserved_summary,
     read_log_entries,
-    succeed,
-    wait_until,
 )
 from tests.processes import processes_that_name
 
@@ -40,17 +36,18 @@ def read_adapters(folder: RunFolder) -> dict[str, np.ndarray]:
 
 
 def test_killed_engines_and_learners_get_the_base_and_the_newest_adapters(
-    tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str]
+    tmp_path: Path, start: Start, finished: RunFolder
 ) -> None:
     """Both runs train on the same tokens: their determinism is strict, and their engines have the same bits."""
-    settings = (*from_cold_start_of(finished_run[0]), *SETTINGS)
-    merged, folder = (RunFolder(tmp_path / publish / "demo") for publish in ("merged", "adapters"))
-    succeed(start(tmp_path / "merged", *settings))
-    process = start(tmp_path / "adapters", *settings, "learner.lora.publish=adapters")
+    settings = (*from_cold_start_of(finished), *SETTINGS)
+    undisturbed = start(tmp_path / "merged", *settings)
+    undisturbed.succeed()
+    run = start(tmp_path / "adapters", *settings, "learner.lora.publish=adapters")
     for step, name in ((1, "generator-0"), (2, "learner")):
-        wait_until(lambda step=step: len(metrics(folder, "step")) >= step, process)
-        os.kill(list_process_ids(folder, name)[-1], signal.SIGKILL)
-    succeed(process)
+        run.wait_for("step", step)
+        run.signal(name)
+    run.succeed()
+    merged, folder = undisturbed.folder, run.folder
     assert [len(list_process_ids(folder, name)) for name in ("generator-0", "generator-1", "learner")] == [2, 1, 2]
     assert read_conserved_summary(folder)["trajectories_abandoned"] == 0
     found, expected = read_adapters(folder), read_adapters(merged)

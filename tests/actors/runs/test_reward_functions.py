@@ -6,19 +6,10 @@ from typing import Any
 
 import pytest
 
-from asterism.bus.codec import decode
-from asterism.bus.event_log.reader import read_events
 from asterism.bus.messages import TrajectoryFinished
 from asterism.configs.run_folder import RunFolder
-from tests.actors.runs.running import (
-    Start,
-    asterism,
-    finish,
-    from_cold_start_of,
-    metrics,
-    read_conserved_summary,
-    succeed,
-)
+from tests.actors.cli.invoking import read_output
+from tests.actors.runs.running import Start, asterism_output, metrics, read_conserved_summary, read_messages
 
 pytestmark = pytest.mark.slow
 
@@ -63,21 +54,17 @@ def set_functions(**functions: str) -> tuple[str, ...]:
 
 
 def test_rewards_of_functions_are_logged_trained_on_and_replayed(
-    tmp_path: Path, rewards: str, finished_run: tuple[RunFolder, str], start: Start
+    tmp_path: Path, rewards: str, start_trained: Start
 ) -> None:
     functions = set_functions(correct="math", length=f"{rewards}:score_length", verl=f"{rewards}:compute_score")
-    made = from_cold_start_of(finished_run[0])
     plug_ins = (f"learner.loss.function={rewards}:compute_loss", f"rl.advantage_estimator={rewards}:center")
-    succeed(start(tmp_path, *made, *functions, *plug_ins, "reward.weights.verl=0.5", "rl.steps=2"))
-    folder = RunFolder(tmp_path / "demo")
+    run = start_trained(*functions, *plug_ins, "reward.weights.verl=0.5", "rl.steps=2")
+    run.succeed()
+    folder = run.folder
     read_conserved_summary(folder)
-    finished = [
-        decode(event.frame).message
-        for event, _ in read_events(folder.events / "head.sqlite", kinds=["TrajectoryFinished"])
-    ]
+    finished = read_messages(folder, "head", TrajectoryFinished)
     assert finished
     for message in finished:
-        assert isinstance(message, TrajectoryFinished)
         length = -0.001 * message.record.response_tokens
         correct, verl = message.components["correct"], message.components["verl"]
         assert message.components == {
@@ -95,12 +82,9 @@ def test_rewards_of_functions_are_logged_trained_on_and_replayed(
     assert sum(step["rows"] for step in metrics(folder, "step")) > 0
     assert read_regraded(folder)["changed"] == 0
     assert read_regraded(folder, "reward.weights.length=0")["changed"] > 0
-    again = asterism("log", "replay", str(folder.path), "--verify")
-    assert again.returncode == 0, again.stdout + again.stderr
-    trajectory = next(message.trajectory_id for message in finished if isinstance(message, TrajectoryFinished))
+    read_output("log", "replay", folder.path, "--verify")
     result_file = tmp_path / "fork.json"
-    fork = asterism("log", "fork", str(folder.path), str(trajectory), "--turn", "0", "--json", str(result_file))
-    assert fork.returncode == 0, fork.stdout + fork.stderr
+    asterism_output("log", "fork", folder.path, finished[0].trajectory_id, "--turn", 0, "--json", result_file)
     result = json.loads(result_file.read_text())
     assert result["branches"][0]["outcome"]["reward"] == pytest.approx(result["original"]["reward"])
 
@@ -108,39 +92,30 @@ def test_rewards_of_functions_are_logged_trained_on_and_replayed(
 def read_regraded(folder: RunFolder, *settings: str, exit_code: int = 0) -> dict[str, Any]:
     result = folder.path.with_name("regraded.json")  # a path outside: other tests compare the files of the run
     flags = [flag for setting in settings for flag in ("--set", setting)]
-    done = asterism("log", "regrade", str(folder.path), *flags, "--json", str(result))
-    assert done.returncode == exit_code, done.stdout + done.stderr
+    asterism_output("log", "regrade", folder.path, *flags, "--json", result, code=exit_code)
     return json.loads(result.read_text())
 
 
-def test_stored_trajectories_are_graded_again_without_an_engine(
-    rewards: str, finished_run: tuple[RunFolder, str]
-) -> None:
-    folder = finished_run[0]
-    same = read_regraded(folder)
+def test_stored_trajectories_are_graded_again_without_an_engine(rewards: str, finished: RunFolder) -> None:
+    same = read_regraded(finished)
     assert same["trajectories"] > 3 * 8 * 16
     assert (same["changed"], same["failed"]) == (0, {})
     functions = set_functions(correct="math", length=f"{rewards}:score_length")
-    other = read_regraded(folder, *functions)
+    other = read_regraded(finished, *functions)
     assert other["changed"] == same["trajectories"]  # no response is empty
     assert other["new_reward"] < other["reward"] == same["reward"]
     for change in other["changes"]:
         assert change["new_components"]["correct"] == change["reward"]
         assert change["new_reward"] == pytest.approx(change["reward"] + change["new_components"]["length"])
-    broken = read_regraded(folder, *set_functions(all=f"{rewards}:fail_for_all"), exit_code=1)
+    broken = read_regraded(finished, *set_functions(all=f"{rewards}:fail_for_all"), exit_code=1)
     assert broken["failed"] == {"all raised RuntimeError: the judge is down": same["trajectories"]}
     assert (broken["new_reward"], broken["changed"]) == (None, 0)
 
 
 @pytest.mark.nightly
-def test_a_function_that_raises_for_some_rows_masks_their_trajectories(
-    tmp_path: Path, rewards: str, finished_run: tuple[RunFolder, str], start: Start
-) -> None:
-    functions = set_functions(some=f"{rewards}:fail_for_some")
-    output = succeed(
-        start(tmp_path, *from_cold_start_of(finished_run[0]), *functions, "rl.steps=2", "evaluation.questions=16")
-    )
-    folder = RunFolder(tmp_path / "demo")
+def test_a_function_that_raises_for_some_rows_masks_their_trajectories(rewards: str, start_trained: Start) -> None:
+    run = start_trained(*set_functions(some=f"{rewards}:fail_for_some"), "rl.steps=2", "evaluation.questions=16")
+    output, folder = run.succeed(), run.folder
     first = [line for line in output.splitlines() if "failed, the first one of its kind: " in line]
     assert len(first) == 1
     assert "reward: some raised ValueError: no opinion" in first[0]
@@ -151,32 +126,3 @@ def test_a_function_that_raises_for_some_rows_masks_their_trajectories(
     summary = read_conserved_summary(folder)
     assert 0 < summary["trajectories_failed"] < summary["trajectories_started"]
     assert sum(line["failed"] for line in metrics(folder, "evaluation")) > 0
-
-
-def test_a_function_that_raises_for_all_rows_ends_the_run_with_its_error(
-    tmp_path: Path, rewards: str, finished_run: tuple[RunFolder, str], start: Start
-) -> None:
-    functions = set_functions(all=f"{rewards}:fail_for_all")
-    process = start(tmp_path, *from_cold_start_of(finished_run[0]), *functions)
-    output = finish(process)
-    assert process.returncode == 1
-    assert "reward: all raised RuntimeError: the judge is down" in output
-
-
-@pytest.mark.parametrize(
-    ("spec", "problem"),
-    [
-        ("{file}:absent", 'reward.functions.f: {file} has no "absent"'),
-        ("{file}.py:f", "reward.functions.f: {file}.py: no such file"),
-        ("nobodys.module:f", "reward.functions.f: no module nobodys"),
-        ("math:sqrt", "neither TRL's parameter `completions` nor verl's `solution_str`"),
-    ],
-)
-def test_a_wrong_import_path_is_reported_before_anything_is_created(
-    tmp_path: Path, rewards: str, spec: str, problem: str, start: Start
-) -> None:
-    process = start(tmp_path / "runs", *set_functions(f=spec.format(file=rewards)))
-    output = finish(process)
-    assert process.returncode != 0
-    assert problem.format(file=rewards) in output.replace("\n", " ")
-    assert not (tmp_path / "runs" / "demo").exists()

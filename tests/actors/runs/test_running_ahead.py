@@ -5,11 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from asterism.bus.codec import decode
-from asterism.bus.event_log.reader import read_events
 from asterism.bus.messages import StepRequested, TrajectoryFinished
 from asterism.configs.run_folder import RunFolder
-from tests.actors.runs.running import from_cold_start_of, metrics, read_conserved_summary, whole_run
+from tests.actors.runs.running import from_cold_start_of, metrics, read_conserved_summary, read_messages, whole_run
 
 pytestmark = pytest.mark.slow
 
@@ -22,21 +20,15 @@ SETTINGS = (
 
 
 @pytest.fixture(scope="module")
-def carrying(tmp_path_factory: pytest.TempPathFactory, finished_run: tuple[RunFolder, str]) -> RunFolder:
-    arguments = (*SETTINGS, *from_cold_start_of(finished_run[0]), "rl.surplus_groups=carry")
+def carrying(tmp_path_factory: pytest.TempPathFactory, finished: RunFolder) -> RunFolder:
+    arguments = (*SETTINGS, *from_cold_start_of(finished), "rl.surplus_groups=carry")
     return whole_run(tmp_path_factory.mktemp("carrying"), *arguments)[0]
 
 
 @pytest.fixture(scope="module")
-def aborting(tmp_path_factory: pytest.TempPathFactory, finished_run: tuple[RunFolder, str]) -> RunFolder:
-    arguments = (*SETTINGS, *from_cold_start_of(finished_run[0]), "rl.prompts=2", "rl.group_oversampling=4.0")
+def aborting(tmp_path_factory: pytest.TempPathFactory, finished: RunFolder) -> RunFolder:
+    arguments = (*SETTINGS, *from_cold_start_of(finished), "rl.prompts=2", "rl.group_oversampling=4.0")
     return whole_run(tmp_path_factory.mktemp("aborting"), *arguments)[0]
-
-
-def finished(folder: RunFolder) -> list[TrajectoryFinished]:
-    events = read_events(folder.events / "head.sqlite", kinds=["TrajectoryFinished"])
-    messages = [decode(event.frame).message for event, _ in events]
-    return [message for message in messages if isinstance(message, TrajectoryFinished)]
 
 
 @both
@@ -51,8 +43,7 @@ def test_every_trajectory_ends_once_and_the_run_replays(name: str, request: pyte
 @both
 def test_a_step_is_collected_while_the_one_before_is_trained(name: str, request: pytest.FixtureRequest) -> None:
     folder: RunFolder = request.getfixturevalue(name)
-    events = read_events(folder.events / "head.sqlite", kinds=["StepRequested"])
-    requests = {message for event, _ in events if isinstance(message := decode(event.frame).message, StepRequested)}
+    requests = set(read_messages(folder, "head", StepRequested))
     assert requests == {StepRequested(1, 0), StepRequested(2, 0), StepRequested(3, 1)}
 
 
@@ -69,7 +60,7 @@ def test_training_samples_are_at_most_one_version_stale(name: str, request: pyte
 def test_turns_continue_while_new_weights_are_loaded(carrying: RunFolder) -> None:
     """Versions never decrease within a trajectory."""
     versions_seen = set[int]()
-    for trajectory in finished(carrying):
+    for trajectory in read_messages(carrying, "head", TrajectoryFinished):
         versions = np.frombuffer(trajectory.record.versions, np.int32)
         generated = versions[np.frombuffer(trajectory.record.loss_mask, np.uint8).astype(bool)]
         assert (np.diff(generated) >= 0).all()

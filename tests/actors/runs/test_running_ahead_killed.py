@@ -13,23 +13,15 @@ import numpy as np
 import pytest
 
 from asterism.actors.runtime.wiring import build_deciders
+from asterism.bus import messages as msg
 from asterism.bus.addresses import HEAD
 from asterism.bus.codec import decode
 from asterism.bus.event_log.reader import read_events
-from asterism.bus.messages import (
-    AnyMessage,
-    LeaseRequested,
-    RunStarted,
-    StartGroup,
-    StepCollected,
-    StepRequested,
-    TrajectoryEnd,
-)
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.engine.learner.checkpoints.checkpoint_folders import list_saved_steps
 from asterism.policies.groups.staleness import check_versions
-from tests.actors.runs.running import Start, finish, from_cold_start_of, is_conserved, metrics, succeed, wait_until
+from tests.actors.runs.running import Start, from_cold_start_of, is_conserved, metrics
 from tests.batches import BatchAssembler, CompleteBatch
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
@@ -44,10 +36,10 @@ SETTINGS = (
 class LaunchRecord(msgspec.Struct):
     """A launch of the run, as its group buffer logged it."""
 
-    began: RunStarted
-    started: list[StartGroup] = []  # groups for training
+    began: msg.RunStarted
+    started: list[msg.StartGroup] = []  # groups for training
     ended: list[int] = []  # trajectories, in order of their ends
-    collected: list[StepCollected] = []
+    collected: list[msg.StepCollected] = []
     batches: list[CompleteBatch] = []
     groups: BatchAssembler = msgspec.field(default_factory=BatchAssembler)
     ends_before: dict[int, int] = {}  # step -> number of trajectories that had ended when it was collected
@@ -80,21 +72,21 @@ def read_launches(folder: RunFolder) -> list[LaunchRecord]:
         if event.actor != "buffer":
             continue
         message = decode(event.frame).message
-        if isinstance(message, RunStarted):
+        if isinstance(message, msg.RunStarted):
             launches.append(LaunchRecord(message))
-        if isinstance(message, TrajectoryEnd):
+        if isinstance(message, msg.TrajectoryEnd):
             launches[-1].ended.append(message.trajectory_id)
         for effect in buffer.decide(event.time, message):
             _note(launches[-1], effect.message)
     return launches
 
 
-def _note(launch_record: LaunchRecord, effect: AnyMessage) -> None:
+def _note(launch_record: LaunchRecord, effect: msg.AnyMessage) -> None:
     launch_record.batches += launch_record.groups.add(effect)
     match effect:
-        case StartGroup(purpose="train"):
+        case msg.StartGroup(purpose="train"):
             launch_record.started.append(effect)
-        case StepCollected():
+        case msg.StepCollected():
             if effect.step not in launch_record.ends_before:  # the batch is sent to two receivers
                 launch_record.collected.append(effect)
                 launch_record.ends_before[effect.step] = len(launch_record.ended)
@@ -109,30 +101,27 @@ def has_started_work_for(folder: RunFolder, step: int) -> bool:
     requested = False
     for event, _ in read_events(folder.events / "head.sqlite", kinds=["StepRequested", "LeaseRequested"]):
         message = decode(event.frame).message
-        requested = requested or (isinstance(message, StepRequested) and message.step == step)
-        if requested and isinstance(message, LeaseRequested) and message.lease == 1:
+        requested = requested or (isinstance(message, msg.StepRequested) and message.step == step)
+        if requested and isinstance(message, msg.LeaseRequested) and message.lease == 1:
             events = read_events(folder.events / "rollout-0.sqlite", trajectory=message.trajectory_id)
             return any(True for _ in events)
     return False
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory, start: Start, finished_run: tuple[RunFolder, str]) -> Killed:
+def killed(tmp_path_factory: pytest.TempPathFactory, start: Start, finished: RunFolder) -> Killed:
     """Kill the run while the learner trains the second step and rollouts work for the third.
 
     The learner saves the first step after it has published its weights, so the rollouts may be earlier.
     """
     runs = tmp_path_factory.mktemp("killed")
-    folder = RunFolder(runs / "demo")
-    arguments = (*SETTINGS, *from_cold_start_of(finished_run[0]))
-    process = start(runs, *arguments)
-    wait_until(lambda: has_started_work_for(folder, step=3), process)
-    wait_until(lambda: 1 in list_saved_steps(folder.checkpoints), process)
-    process.kill()
-    finish(process)
-    succeed(start(runs, *arguments, "--resume"))
-    first, second = read_launches(folder)
-    return Killed(folder, first, second)
+    arguments = (*SETTINGS, *from_cold_start_of(finished))
+    run = start(runs, *arguments)
+    run.wait_until(lambda: has_started_work_for(run.folder, step=3))
+    run.wait_until(lambda: 1 in list_saved_steps(run.folder.checkpoints))
+    run.kill()
+    start(runs, *arguments, "--resume").succeed()
+    return Killed(run.folder, *read_launches(run.folder))
 
 
 def test_the_run_resumes_after_the_last_step_with_checkpoint_and_log_record(killed: Killed) -> None:

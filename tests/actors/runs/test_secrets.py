@@ -1,9 +1,11 @@
-"""Secrets that are planted in a whole run are in no command line, and in no file that others can read."""
+"""Secrets that are planted in a whole run are in no command line, and in no file that others can read.
+
+The run ends with the first error of its reward function, which fails for every trajectory.
+"""
 
 import json
 import os
 import stat
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from asterism.configs.run_folder import RunFolder
-from tests.actors.runs.running import ASTERISM, PATIENCE_S, ROOT
+from tests.actors.runs.running import ASTERISM, PATIENCE_S, start_command
 from tests.actors.runs.test_task_faults import CONFIG
 
 pytestmark = pytest.mark.slow
@@ -85,9 +87,7 @@ def test_secrets_are_in_no_command_line_and_in_no_file_that_others_can_read(
     environment = {**os.environ, "SERVICE": REFERRED, "TMPDIR": str(folder)}
     command = [*ASTERISM, "run", str(config), "--set", f"runs_folder={folder}"]
     exposed, num_looks = set[bytes | Path](), 0
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+    with start_command(command, environment=environment) as process:
         deadline = time.monotonic() + PATIENCE_S
         while process.poll() is None:
             assert time.monotonic() < deadline
@@ -97,9 +97,11 @@ def test_secrets_are_in_no_command_line_and_in_no_file_that_others_can_read(
             time.sleep(0.2)  # waits for other processes
         output = process.communicate()[0]
     assert num_looks > 5
-    assert "key=${SERVICE}" in output, "the run must show the error of the reward function"
+    assert process.returncode == 1, "a run without any reward must fail"
+    assert "reward: f raised ConnectionError: 401 for http://service/?key=${SERVICE}" in " ".join(output.split())
     assert exposed == set()
     run = RunFolder(folder / "demo")
+    assert not run.summary.exists()
     assert find_in_files(run.path, REFERRED, readable_by=0o777) == set()
     assert find_in_files(run.path, LITERAL, readable_by=0o777) == {run.config}
     assert 'key = "${SERVICE}"' in run.config.read_text()

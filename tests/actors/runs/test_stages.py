@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from asterism.bus.codec import decode
-from asterism.bus.event_log.reader import read_events
 from asterism.bus.messages import StartGroup, TrajectoryFinished
 from asterism.configs.run_folder import RunFolder, StagesFolder
 from asterism.engine.learner.checkpoints.checkpoint_folders import get_tensors_folder, list_saved_steps
 from asterism.engine.learner.checkpoints.training_state import read_whole_weights
 from asterism.engine.model.weight_files import list_weight_files
-from tests.actors.runs.running import ASTERISM, ROOT, SMALL, asterism, metrics, wait_until
+from tests.actors.cli.invoking import read_output
+from tests.actors.runs.running import ASTERISM, ROOT, SMALL, metrics, read_messages, start_command, wait_until
 
 STAGES = """
 [[stages]]
@@ -49,13 +48,12 @@ def start(folder: Path, model: Path, *options: str) -> "subprocess.Popen[str]":
         f'runs_folder="{folder}"',
     )
     overrides = [flag for setting in settings if not setting.startswith("rl.steps") for flag in ("--set", setting)]
-    command = [*ASTERISM, "run", str(folder / "stages.toml"), *overrides, *options]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return start_command([*ASTERISM, "run", str(folder / "stages.toml"), *overrides, *options])
 
 
 @pytest.fixture(scope="module")
-def model(finished_run: tuple[RunFolder, str]) -> Path:
-    return finished_run[0].get_checkpoint_path(0)
+def model(finished: RunFolder) -> Path:
+    return finished.get_checkpoint_path(0)
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +75,11 @@ def staged(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
 
 def list_stages(staged: StagesFolder) -> list[RunFolder]:
     return [staged.get_stage(number, name) for number, name in enumerate(("short", "early", "unsolved"), 1)]
+
+
+def list_groups(folder: RunFolder) -> list[StartGroup]:
+    """Return the groups for training, in order of their starts."""
+    return [group for group in read_messages(folder, "rollout-0", StartGroup) if group.purpose == "train"]
 
 
 def read_weights(folder: RunFolder, step: int) -> dict[str, torch.Tensor]:
@@ -116,16 +119,10 @@ def test_a_rule_ends_a_stage_and_its_last_step_is_saved(staged: StagesFolder) ->
 def test_the_last_stage_has_the_unsolved_problems_of_an_independent_count(staged: StagesFolder) -> None:
     """The count uses the event log instead of the structured logs."""
     _, before, last = list_stages(staged)
-    groups: dict[int, StartGroup] = {}
     rewards: defaultdict[int, dict[int, float]] = defaultdict(dict)
-    for log, kind in (("rollout-0", "StartGroup"), ("head", "TrajectoryFinished")):
-        for event, _ in read_events(before.events / f"{log}.sqlite", kinds=[kind]):
-            message = decode(event.frame).message
-            if isinstance(message, StartGroup) and message.purpose == "train":
-                groups[message.group_id] = message
-            elif isinstance(message, TrajectoryFinished) and message.group_id in groups:
-                rewards[message.group_id][message.trajectory_id] = message.reward
-    last_groups = {group.problem: group for _, group in sorted(groups.items())}
+    for end in read_messages(before, "head", TrajectoryFinished):
+        rewards[end.group_id][end.trajectory_id] = end.reward
+    last_groups = {group.problem: group for group in sorted(list_groups(before), key=lambda group: group.group_id)}
     solved = {
         problem
         for problem, group in last_groups.items()
@@ -136,30 +133,19 @@ def test_the_last_stage_has_the_unsolved_problems_of_an_independent_count(staged
     written = (staged.path / "unsolved_unsolved.jsonl").read_text().splitlines()
     assert [json.loads(row) for row in written] == [json.loads(row) for row in expected]
     assert 0 < len(written) < len(rows)
-    names = {
-        message.problem
-        for event, _ in read_events(last.events / "rollout-0.sqlite", kinds=["StartGroup"])
-        if isinstance(message := decode(event.frame).message, StartGroup) and message.purpose == "train"
-    }
+    names = {group.problem for group in list_groups(last)}
     assert names
     assert all(name.startswith("unsolved_unsolved.jsonl:") for name in names)
 
 
 def test_the_second_stage_continues_the_order_of_problems(staged: StagesFolder) -> None:
-    first, second, _ = list_stages(staged)
-    problems: list[list[str]] = []
-    for folder in (first, second):
-        events = read_events(folder.events / "rollout-0.sqlite", kinds=["StartGroup"])
-        starts = [message for event, _ in events if isinstance(message := decode(event.frame).message, StartGroup)]
-        problems.append([start.problem for start in starts if start.purpose == "train"])
-    assert not set(problems[0]) & set(problems[1][:16])  # 64 problems, 48 in the first stage
+    first, second = ([group.problem for group in list_groups(folder)] for folder in list_stages(staged)[:2])
+    assert not set(first) & set(second[:16])  # 64 problems, 48 in the first stage
 
 
 def test_the_report_shows_all_stages(staged: StagesFolder) -> None:
     staged.curves.unlink()
-    printed = asterism("report", str(staged.path))
-    assert printed.returncode == 0, printed.stderr
-    assert printed.stdout.count("correct answers, sampled") == 3
+    assert read_output("report", staged.path).count("correct answers, sampled") == 3
     assert staged.curves.read_bytes().startswith(b"\x89PNG")
 
 

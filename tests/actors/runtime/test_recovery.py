@@ -13,34 +13,21 @@ import pytest
 
 from asterism.actors.runtime.decider_loop import DeciderLoop
 from asterism.actors.runtime.recovery import NotRecoverable, Recovery, recover
+from asterism.bus import messages as msg
 from asterism.bus.bus import Bus
 from asterism.bus.codec import decode, encode
 from asterism.bus.event_log.reader import UnusableLog, read_events
 from asterism.bus.event_log.records import Event
 from asterism.bus.event_log.writer import EventLog
 from asterism.bus.lanes import BULK, CONTROL
-from asterism.bus.messages import (
-    AnyMessage,
-    BatchReady,
-    BufferCursor,
-    Envelope,
-    GroupAccepted,
-    LeasePaused,
-    LeaseReleased,
-    MetricsRecorded,
-    ProtocolError,
-    RunStarted,
-    Shutdown,
-    StepRequested,
-    StepTrained,
-    TurnFailed,
-)
 from asterism.bus.transport.in_process import Hub
 from asterism.policies.decider import Send
 from tests.simulation.memory_log import CommittedLog, MemoryLog
 
 EPOCH = 1 << 20
-START_FRAMES = [encode(Envelope("head", f"head/{actor}", RunStarted(0, BufferCursor()))) for actor in ("one", "two")]
+START_FRAMES = [
+    encode(msg.Envelope("head", f"head/{actor}", msg.RunStarted(0, msg.BufferCursor()))) for actor in ("one", "two")
+]
 
 
 class Totals(msgspec.Struct):
@@ -55,24 +42,24 @@ class Counting:
         self._other = other
         self.state = Totals()
 
-    def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
-        if isinstance(event, LeaseReleased) and event.tokens == 13:
-            raise ProtocolError("unlucky")
+    def decide(self, now: float, event: msg.AnyMessage) -> Sequence[Send]:
+        if isinstance(event, msg.LeaseReleased) and event.tokens == 13:
+            raise msg.ProtocolError("unlucky")
         self.state.events += 1
         match event:
-            case RunStarted():
+            case msg.RunStarted():
                 return []
-            case LeaseReleased(trajectory_id=trajectory_id, tokens=tokens):
+            case msg.LeaseReleased(trajectory_id=trajectory_id, tokens=tokens):
                 self.state.tokens += tokens
                 return [
-                    Send("peer", LeasePaused(trajectory_id, self.state.tokens)),
-                    Send(f"head/{self._other}", LeasePaused(trajectory_id, tokens)),
-                    Send("peer/deep", TurnFailed(trajectory_id, 0, 1, f"at {now}")),
+                    Send("peer", msg.LeasePaused(trajectory_id, self.state.tokens)),
+                    Send(f"head/{self._other}", msg.LeasePaused(trajectory_id, tokens)),
+                    Send("peer/deep", msg.TurnFailed(trajectory_id, 0, 1, f"at {now}")),
                 ]
             case _:
-                return [Send("head/metrics", MetricsRecorded("step", self.state.events, "", {}))]
+                return [Send("head/metrics", msg.MetricsRecorded("step", self.state.events, "", {}))]
 
-    def get_state_after(self, event: AnyMessage) -> msgspec.Struct | None:
+    def get_state_after(self, event: msg.AnyMessage) -> msgspec.Struct | None:
         return self.state
 
 
@@ -88,15 +75,15 @@ async def record(folder: Path) -> list[bytes]:
     for frame in START_FRAMES:
         await head.send_frame("head", frame)
     for number in range(40):
-        await peer.send(f"head/{'one' if number % 3 else 'two'}", LeaseReleased(number, number))
-    await peer.send("head", Shutdown())
+        await peer.send(f"head/{'one' if number % 3 else 'two'}", msg.LeaseReleased(number, number))
+    await peer.send("head", msg.Shutdown())
     clock = iter(range(1000))
     await DeciderLoop(head, log, deciders(), {"metrics": ignore}, lambda: float(next(clock))).run()
     log.close()
     return [await received(peer) for _ in range(peer.waiting)]
 
 
-async def ignore(message: AnyMessage) -> None:
+async def ignore(message: msg.AnyMessage) -> None:
     pass
 
 
@@ -128,7 +115,7 @@ def test_after_a_kill_at_any_event_recovery_has_sent_a_prefix_of_the_frames(reco
     path, to_peer = recorded
     lanes = {CONTROL: [], BULK: []}
     for frame in to_peer:
-        lanes[BULK if isinstance(decode(frame).message, TurnFailed) else CONTROL].append(frame)
+        lanes[BULK if isinstance(decode(frame).message, msg.TurnFailed) else CONTROL].append(frame)
     total = len(list(read_events(path)))
     assert total > 80
     for count in range(2, total + 1, 5):
@@ -143,7 +130,7 @@ def test_after_a_kill_at_any_event_recovery_has_sent_a_prefix_of_the_frames(reco
 
 def _refused(path: Path, count: int) -> int:
     messages = [decode(event.frame).message for event, _ in list(read_events(path))[:count]]
-    return sum(isinstance(message, LeaseReleased) and message.tokens == 13 for message in messages)
+    return sum(isinstance(message, msg.LeaseReleased) and message.tokens == 13 for message in messages)
 
 
 def test_received_frames_are_counted_from_the_log(path: Path) -> None:
@@ -172,14 +159,14 @@ def test_frames_that_waited_for_queue_space_are_kept(
     """Effects of the last events may be unsent, and a window of frames before them unacknowledged."""
     monkeypatch.setattr("asterism.actors.runtime.recovery.MAX_PENDING_EFFECTS", max_pending)
     path, to_peer = recorded
-    bulk = [frame for frame in to_peer if isinstance(decode(frame).message, TurnFailed)]
+    bulk = [frame for frame in to_peer if isinstance(decode(frame).message, msg.TurnFailed)]
     logged = list(read_events(path))
     recovery = Recovery("head", EPOCH, deciders(), ("metrics",), window=4)
     recovery.replay(logged, START_FRAMES)
     number, frames = recovery.build_link_state()["peer", BULK]
     assert number == len(bulk) == 39
     assert list(frames) == bulk[len(bulk) - len(frames) :]
-    caused_late = sum(isinstance(decode(event.frame).message, LeaseReleased) for event, _ in logged[-max_pending:])
+    caused_late = sum(isinstance(decode(event.frame).message, msg.LeaseReleased) for event, _ in logged[-max_pending:])
     assert len(frames) >= min(39, caused_late + 4)
     assert (len(frames) < 39) == (max_pending == 10)
 
@@ -234,7 +221,7 @@ def test_recovery_refuses_a_log_with_gaps(path: Path, tmp_path: Path) -> None:
 
 
 def test_recovery_refuses_a_message_of_a_process_to_itself_that_it_never_sent(path: Path) -> None:
-    frame = encode(Envelope("head/one", "head/two", LeaseReleased(999, 1)))
+    frame = encode(msg.Envelope("head/one", "head/two", msg.LeaseReleased(999, 1)))
     logged = [
         (event._replace(frame=frame), decision) if event.sender == "head/one" else (event, decision)
         for event, decision in read_events(path)
@@ -251,13 +238,13 @@ async def test_no_effect_leaves_before_its_event_is_in_the_log(tmp_path: Path) -
     log = EventLog(tmp_path / "head.sqlite")
     loop = asyncio.create_task(DeciderLoop(head, log, deciders(), {"metrics": ignore}, lambda: 0.0).run())
     for number in range(20):
-        await peer.send("head/one", LeaseReleased(number, 1))
+        await peer.send("head/one", msg.LeaseReleased(number, 1))
         assert peer.unacknowledged.get("head", 0) > 0
         answer = await peer.receive()
-        assert isinstance(answer.message, LeasePaused)
+        assert isinstance(answer.message, msg.LeasePaused)
         assert number in _trajectories(tmp_path / "head.sqlite")
         await peer.receive()
-    await peer.send("head", Shutdown())
+    await peer.send("head", msg.Shutdown())
     await loop
     log.close()
 
@@ -271,16 +258,16 @@ async def test_services_receive_no_message_before_its_event_is_in_the_log() -> N
     """The loop ends only after the last message is delivered."""
     kept, steps = CommittedLog(), list[int]()
 
-    async def note(message: AnyMessage) -> None:
-        assert isinstance(message, MetricsRecorded)
+    async def note(message: msg.AnyMessage) -> None:
+        assert isinstance(message, msg.MetricsRecorded)
         assert sum(event.actor == "two" for event in kept.events) >= message.step  # the step is the number of the event
         steps.append(message.step)
 
     hub = Hub()
     head, peer = hub.join("head", 1000, EPOCH), hub.join("peer", 1000)
     for number in range(20):
-        await peer.send("head/one", LeaseReleased(number, 1))
-    await peer.send("head", Shutdown())
+        await peer.send("head/one", msg.LeaseReleased(number, 1))
+    await peer.send("head", msg.Shutdown())
     log = MemoryLog(kept, Random(1))
     await DeciderLoop(head, log, deciders(), {"metrics": note}, lambda: 0.0).run()  # pyright: ignore
     assert steps == list(range(1, 21))
@@ -289,25 +276,34 @@ async def test_services_receive_no_message_before_its_event_is_in_the_log() -> N
 class Batching:
     """A decider that sends a group and a batch for each requested step."""
 
-    def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
-        if isinstance(event, StepRequested):
-            return [Send("learner", GroupAccepted(event.step, 0, 0, ())), Send("learner", BatchReady(event.step, ()))]
+    def decide(self, now: float, event: msg.AnyMessage) -> Sequence[Send]:
+        if isinstance(event, msg.StepRequested):
+            return [
+                Send("learner", msg.GroupAccepted(event.step, 0, 0, ())),
+                Send("learner", msg.BatchReady(event.step, ())),
+            ]
         return []
 
-    def get_state_after(self, event: AnyMessage) -> msgspec.Struct | None:
+    def get_state_after(self, event: msg.AnyMessage) -> msgspec.Struct | None:
         return None
 
 
 def test_recovery_keeps_only_the_batches_that_the_learner_has_not_trained() -> None:
-    senders = {StepRequested: "head/recipe", StepTrained: "learner"}
-    sent = [StepRequested(1, 0), StepRequested(2, 0), StepTrained(1, {}), StepTrained(1, {}), StepRequested(3, 1)]
-    frames = [encode(Envelope(senders[type(message)], "head/one", message)) for message in sent]
+    senders = {msg.StepRequested: "head/recipe", msg.StepTrained: "learner"}
+    sent = [
+        msg.StepRequested(1, 0),
+        msg.StepRequested(2, 0),
+        msg.StepTrained(1, {}),
+        msg.StepTrained(1, {}),
+        msg.StepRequested(3, 1),
+    ]
+    frames = [encode(msg.Envelope(senders[type(message)], "head/one", message)) for message in sent]
     events = [
         Event(
             seq,
             0.0,
             "one",
-            "other" if isinstance(message, StepRequested) else "learner",
+            "other" if isinstance(message, msg.StepRequested) else "learner",
             EPOCH,
             seq,
             type(message).__name__,
@@ -321,5 +317,5 @@ def test_recovery_keeps_only_the_batches_that_the_learner_has_not_trained() -> N
     next_number, kept = recovery.build_link_state()["learner", BULK]
     assert next_number == 6
     assert [decode(frame).message for frame in kept] == [
-        message for step in (2, 3) for message in (GroupAccepted(step, 0, 0, ()), BatchReady(step, ()))
+        message for step in (2, 3) for message in (msg.GroupAccepted(step, 0, 0, ()), msg.BatchReady(step, ()))
     ]

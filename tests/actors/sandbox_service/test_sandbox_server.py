@@ -24,19 +24,8 @@ from asterism.actors.sandbox_service.sandbox_client import (
     is_listening,
 )
 from asterism.actors.sandbox_service.sandbox_server import ClientGateway, ClientTable, GuardedSandbox
+from asterism.bus import messages as msg
 from asterism.bus.bus import Bus
-from asterism.bus.messages import (
-    AnswerSubmitted,
-    AnyMessage,
-    CallFailed,
-    CodeFinished,
-    CodeOk,
-    CodeRequested,
-    Output,
-    SessionEnded,
-    SessionRestored,
-    Shutdown,
-)
 from asterism.bus.transport.in_process import Hub
 from asterism.configs.errors import UnusableInput
 from asterism.policies.seeded_random import mix
@@ -55,19 +44,19 @@ class BrittleSandbox:
     async def start(self) -> Isolation:
         return Isolation("brittle", (), False, ())
 
-    async def run(self, call: CodeRequested) -> CodeResult:
+    async def run(self, call: msg.CodeRequested) -> CodeResult:
         int(call.code)
         count = self.notebooks[call.trajectory_id] = self.notebooks.get(call.trajectory_id, 0) + 1
-        return CodeResult(CodeOk(Output(f"{count}")), 0.0)
+        return CodeResult(msg.CodeOk(msg.Output(f"{count}")), 0.0)
 
-    async def grade(self, submission: AnswerSubmitted) -> Grade:
+    async def grade(self, submission: msg.AnswerSubmitted) -> Grade:
         return Grade(int(submission.answer) == int(submission.ground_truth), 0.0)
 
     async def wait_until_broken(self) -> NoReturn:
         while True:
             await asyncio.Event().wait()
 
-    def restore_notebook(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None:
+    def restore_notebook(self, trajectory_id: int, cells: Sequence[msg.CodeRequested]) -> None:
         self.notebooks[trajectory_id] = int(cells[0].code)
 
     async def end_notebook(self, trajectory_id: int) -> None:
@@ -109,26 +98,26 @@ async def serving(max_clients: int = 10) -> AsyncIterator[ServedClients]:
     await served.close()
 
 
-def cell(trajectory_id: int, number: int = 0, code: str = "1") -> CodeRequested:
-    return CodeRequested(trajectory_id, number, "jupyter_code", code, "")
+def cell(trajectory_id: int, number: int = 0, code: str = "1") -> msg.CodeRequested:
+    return msg.CodeRequested(trajectory_id, number, "jupyter_code", code, "")
 
 
-async def ask(client: Bus, message: AnyMessage) -> AnyMessage:
+async def ask(client: Bus, message: msg.AnyMessage) -> msg.AnyMessage:
     await client.send(SERVED_ADDRESS, message)
     return (await client.receive()).message
 
 
 async def count_cells(client: Bus, trajectory_id: int) -> str:
     answer = await ask(client, cell(trajectory_id))
-    assert isinstance(answer, CodeFinished), answer
+    assert isinstance(answer, msg.CodeFinished), answer
     assert answer.trajectory_id == trajectory_id
-    assert isinstance(answer.outcome, CodeOk)
+    assert isinstance(answer.outcome, msg.CodeOk)
     return answer.outcome.output.stdout
 
 
 @pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 2**32), st.sampled_from(("", "head", "x" * 500)))))
-def test_no_message_of_any_kind_ends_the_service(drawn: list[tuple[type[AnyMessage], int, str]]) -> None:
+def test_no_message_of_any_kind_ends_the_service(drawn: list[tuple[type[msg.AnyMessage], int, str]]) -> None:
     async def scenario() -> None:
         async with serving() as served:
             honest, hostile = served.connect(HONEST), served.connect("client-2")
@@ -149,11 +138,11 @@ async def test_messages_that_once_ended_the_service_are_answered_or_dropped() ->
     with capture_logs() as logs:
         async with serving() as served:
             client = served.connect(HONEST)
-            for message in (SessionRestored(9, ()), SessionEnded(9), Shutdown()):
+            for message in (msg.SessionRestored(9, ()), msg.SessionEnded(9), msg.Shutdown()):
                 await client.send(SERVED_ADDRESS, message)
             failed = await ask(client, cell(3, 4, "no number"))
-            assert failed == CallFailed(3, 4, "sandbox: ValueError in the sandbox server", SERVED_ADDRESS)
-            assert isinstance(await ask(client, AnswerSubmitted(3, "x", "1")), CallFailed)
+            assert failed == msg.CallFailed(3, 4, "sandbox: ValueError in the sandbox server", SERVED_ADDRESS)
+            assert isinstance(await ask(client, msg.AnswerSubmitted(3, "x", "1")), msg.CallFailed)
     assert [(log["event"], log.get("kind")) for log in logs if "refused" in log["event"]] == [
         ("message.refused", "Shutdown")
     ]
@@ -166,7 +155,7 @@ async def test_each_client_has_its_own_trajectories() -> None:
         one, other = served.connect(HONEST), served.connect("client-2")
         for trajectory_id in extremes:
             assert [await count_cells(client, trajectory_id) for client in (one, one, other)] == ["1", "2", "1"]
-            await other.send(SERVED_ADDRESS, SessionEnded(trajectory_id))
+            await other.send(SERVED_ADDRESS, msg.SessionEnded(trajectory_id))
             assert await count_cells(other, trajectory_id) == "1"
             assert await count_cells(one, trajectory_id) == "3"
         assert len(served.sandbox.notebooks) == 2 * len(extremes)
@@ -179,7 +168,7 @@ async def test_clients_over_the_limit_get_a_clear_answer_until_another_client_en
         first, second = served.connect(HONEST), served.connect("client-2")
         assert await count_cells(first, 7) == "1"
         refusal = await ask(second, cell(7))
-        assert isinstance(refusal, CallFailed)
+        assert isinstance(refusal, msg.CallFailed)
         assert refusal.cause.startswith("the sandbox server has 1 clients already; end one")
         served.living -= {HONEST, "client-2"}
         await served.gateway.forget_ended_clients()
@@ -201,9 +190,9 @@ async def test_a_client_with_too_many_notebooks_gets_a_clear_answer(monkeypatch:
         client = served.connect(HONEST)
         assert [await count_cells(client, each) for each in (1, 2)] == ["1", "1"]
         answer = await ask(client, cell(3))
-        assert isinstance(answer, CallFailed)
+        assert isinstance(answer, msg.CallFailed)
         assert answer.cause == "this client has 2 notebooks already; end one"
-        await client.send(SERVED_ADDRESS, SessionEnded(1))
+        await client.send(SERVED_ADDRESS, msg.SessionEnded(1))
         assert await count_cells(client, 3) == "1"
 
 
@@ -214,18 +203,18 @@ async def test_the_cells_that_the_server_keeps_for_a_client_are_bounded(monkeypa
     async with serving() as served:
         client, other = served.connect(HONEST), served.connect("client-2")
         for trajectory_id in (1, 1, 1, 2, 3):  # a second restore replaces the first; the restores of 2 and 3 do not fit
-            await client.send(SERVED_ADDRESS, SessionRestored(trajectory_id, large))
+            await client.send(SERVED_ADDRESS, msg.SessionRestored(trajectory_id, large))
         assert await count_cells(client, 1) == "4"
         for trajectory_id in (2, 3):
             answer = await ask(client, cell(trajectory_id))
-            assert isinstance(answer, CallFailed)
+            assert isinstance(answer, msg.CallFailed)
             assert answer.cause == full, "its state would lack the restored cells"
         answer = await ask(client, cell(4, 0, "x" * (400 << 10)))
-        assert isinstance(answer, CallFailed) and answer.cause == full
+        assert isinstance(answer, msg.CallFailed) and answer.cause == full
         assert len(served.sandbox.notebooks) == 1
         assert await count_cells(other, 1) == "1"
-        await client.send(SERVED_ADDRESS, SessionEnded(1))
-        await client.send(SERVED_ADDRESS, SessionRestored(2, large))
+        await client.send(SERVED_ADDRESS, msg.SessionEnded(1))
+        await client.send(SERVED_ADDRESS, msg.SessionRestored(2, large))
         assert await count_cells(client, 2) == "4"
 
 

@@ -17,7 +17,8 @@ from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.machines import MetricsConfig
 from asterism.configs.schema.run_config import RunConfig
-from tests.actors.runs.running import Start, asterism, finish, metrics, succeed, wait_until
+from tests.actors.cli.invoking import read_refusal
+from tests.actors.runs.running import Start, asterism_output, metrics
 from tests.actors.sinks.backends import Stored, expected_values, read_backend, write_lines
 
 pytestmark = pytest.mark.slow
@@ -38,9 +39,7 @@ REPEATED = (
 
 
 def sync(folder: RunFolder, *arguments: str) -> str:
-    finished = asterism("metrics", "sync", str(folder.path), *arguments)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    return finished.stdout
+    return asterism_output("metrics", "sync", folder.path, *arguments)
 
 
 def check_last_values(stored: Stored, folder: RunFolder) -> None:
@@ -96,15 +95,15 @@ def test_every_backend_has_the_metrics_of_a_run_that_was_killed_and_resumed(
     tmp_path: Path, start: Start, silent_server: str
 ) -> None:
     """Before the kill MLflow's server does not answer, which affects neither the run nor the other backends."""
-    folder, sinks = RunFolder(tmp_path / "demo"), json.dumps(SINKS)
-    settings = (f"metrics.sinks={sinks}", "metrics.wandb_mode=offline")
+    settings = (f"metrics.sinks={json.dumps(SINKS)}", "metrics.wandb_mode=offline")
     first = start(tmp_path, *settings, f"metrics.mlflow_uri={silent_server}")
-    wait_until(lambda: len(metrics(folder, "step")) >= 2 and count_undelivered(folder, "tensorboard")[0] == 0, first)
+    folder = first.folder
+    first.wait_for("step", 2)
+    first.wait_until(lambda: count_undelivered(folder, "tensorboard")[0] == 0)
     first.kill()
-    finish(first)
     assert count_undelivered(folder, "mlflow")[0] == count_undelivered(folder, "mlflow")[1] > 0
 
-    output = succeed(start(tmp_path, *settings, "--resume", "metrics.flush_s=240"))
+    output = start(tmp_path, *settings, "--resume", "metrics.flush_s=240").succeed()
     assert "has an error" not in output
     assert "has not received" not in output
     assert [step["step"] for step in metrics(folder, "step")] == [1, 2, 3]
@@ -137,6 +136,4 @@ def test_a_sink_without_its_package_is_refused_before_the_run_with_the_name_of_t
 def test_a_sync_without_a_known_sink_is_refused(arguments: tuple[str, ...], cause: str, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     write_resolved(RunConfig(name="demo"), folder.config)
-    finished = asterism("metrics", "sync", str(tmp_path), *arguments)
-    assert finished.returncode == 2
-    assert cause in finished.stderr
+    assert cause in read_refusal("metrics", "sync", tmp_path, *arguments)

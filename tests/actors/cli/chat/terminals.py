@@ -27,6 +27,11 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._descriptor, text.encode())
 
+    def enter(self, text: str, awaited: str) -> str:
+        """Type a text, and return the output up to the awaited text."""
+        self.type(text)
+        return self.wait_for(awaited)
+
     def wait_for(self, text: str) -> str:
         """Return the output since the last awaited text, up to the end of this one."""
         deadline = time.monotonic() + PATIENCE_S

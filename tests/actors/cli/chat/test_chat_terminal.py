@@ -1,5 +1,6 @@
 """`asterism chat` runs in a pseudo-terminal, with a model trained on fixed answers and a real sandbox."""
 
+import contextlib
 import json
 import os
 import signal
@@ -16,7 +17,9 @@ from asterism.engine.data.task_inputs import load_task_formats
 from asterism.engine.model.tokenizer import load_tokenizer
 from tests.actors.cli.chat.terminals import CTRL_C, CTRL_D, Terminal, in_terminal
 from tests.actors.cli.chat.trained_runs import ROOT, make_trained_run
+from tests.actors.cli.invoking import read_refusal
 from tests.actors.runs.running import ASTERISM
+from tests.processes import family
 
 pytestmark = pytest.mark.slow
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -36,25 +39,19 @@ def test_a_conversation_with_calls_continues_with_its_history(run: RunFolder, tm
     transcript = tmp_path / "transcript.jsonl"
     with chatting(run, "learned:3", "--transcript", str(transcript)) as terminal:
         terminal.wait_for("/help lists the commands\n> ")
-        terminal.type("What is 6 * 7?\n")
-        shown = terminal.wait_for("(answered; 2 turns")
+        shown = terminal.enter("What is 6 * 7?\n", "(answered; 2 turns")
         assert '<tool_call>\n{"name": "jupyter_code", "arguments": {"code": "print(6 * 7)"}}\n</tool_call>\n' in shown
         assert "[jupyter_code]\nTool call success\nstdout:\n42\n<reason>I have the result.</reason>\n" in shown
         assert "<answer>\\boxed{42}</answer>\n" in shown
         terminal.wait_for("> ")
-        terminal.type("And \\\n")
-        terminal.wait_for(". ")
+        terminal.enter("And \\\n", ". ")
         terminal.interrupt_input()  # ^C clears the message
         terminal.wait_for("> ")
-        terminal.type("And 1?\n")
-        assert "<answer>\\boxed{1}</answer>\n" in terminal.wait_for("(answered; 1 turn")
+        assert "<answer>\\boxed{1}</answer>\n" in terminal.enter("And 1?\n", "(answered; 1 turn")
         terminal.wait_for("> ")
-        terminal.type("/reset\n")
-        terminal.wait_for("(another conversation)")
-        terminal.type("/save nowhere\n")
-        terminal.wait_for("/save: there is no answer yet")
-        terminal.type('"""What is\n6 * 7?"""\n')
-        terminal.wait_for("tokens)\n> ")
+        terminal.enter("/reset\n", "(another conversation)")
+        terminal.enter("/save nowhere\n", "/save: there is no answer yet")
+        terminal.enter('"""What is\n6 * 7?"""\n', "tokens)\n> ")
         terminal.type(CTRL_D)
         assert terminal.wait_for_end() == 0
     rows = [json.loads(line) for line in transcript.read_text().splitlines()]
@@ -73,13 +70,10 @@ def test_ctrl_c_ends_an_answer_and_its_tokens_stay_in_the_conversation(run: RunF
     saved = tmp_path / "saved.jsonl"
     with chatting(run, str(run.path), "--max-tokens", "16000") as terminal:
         terminal.wait_for("> ")
-        terminal.type("Count.\n")
-        terminal.wait_for("<reason>1 1 1")
-        terminal.type(CTRL_C)
-        terminal.wait_for("(interrupted; 0 turns")
+        terminal.enter("Count.\n", "<reason>1 1 1")
+        terminal.enter(CTRL_C, "(interrupted; 0 turns")
         terminal.wait_for("> ")
-        terminal.type(f"/save {saved}\n")
-        terminal.wait_for("(saved to")
+        terminal.enter(f"/save {saved}\n", "(saved to")
         terminal.wait_for("> ")
         terminal.type(CTRL_D)
         assert terminal.wait_for_end() == 0
@@ -91,17 +85,36 @@ def test_ctrl_c_ends_an_answer_and_its_tokens_stay_in_the_conversation(run: RunF
 def test_ctrl_c_stops_a_call_and_the_model_reads_an_error(run: RunFolder) -> None:
     with chatting(run, str(run.get_checkpoint_path(3))) as terminal:
         terminal.wait_for("> ")
-        terminal.type("Wait.\n")
-        terminal.wait_for("while True: pass")
+        terminal.enter("Wait.\n", "while True: pass")
         terminal.wait_for("</tool_call>\n")
-        terminal.type(CTRL_C)
-        shown = terminal.wait_for("(answered; 2 turns")
+        shown = terminal.enter(CTRL_C, "(answered; 2 turns")
         assert "[jupyter_code]\nTool call failure\nKeyboardInterrupt: interrupted by the user\n" in shown
         assert "<answer>\\boxed{0}</answer>\n" in shown
-        terminal.type("What is 6 * 7?\n")
-        terminal.wait_for("tokens)")
+        terminal.enter("What is 6 * 7?\n", "tokens)")
         os.kill(terminal.process.pid, signal.SIGTERM)
         assert terminal.wait_for_end() == 128 + signal.SIGTERM
+
+
+def test_ctrl_c_stops_a_call_of_a_hanging_sandbox_and_the_next_call_runs(run: RunFolder) -> None:
+    success, reset = "[jupyter_code]\nTool call success\n", "/reset\n"
+    with chatting(run, str(run.path)) as terminal:
+        terminal.wait_for("> ")
+        assert success in terminal.enter("What is 6 * 7?\n", "tokens)\n> ")
+        terminal.enter(reset, "(another conversation)\n> ")
+        sandbox = family(terminal.process.pid)[1:]
+        signal_all(sandbox, signal.SIGSTOP)
+        terminal.enter("What is 6 * 7?\n", "</tool_call>\n")
+        terminal.enter(CTRL_C, "[jupyter_code]\nTool call failure\nKeyboardInterrupt: interrupted by the user\n")
+        signal_all(sandbox, signal.SIGCONT)
+        terminal.wait_for("tokens)\n> ")
+        terminal.enter(reset, "(another conversation)\n> ")
+        assert success in terminal.enter("What is 6 * 7?\n", "tokens)\n> ")
+
+
+def signal_all(processes: list[int], number: signal.Signals) -> None:
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def asterism_chat(run: RunFolder, *arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
@@ -128,14 +141,12 @@ def test_a_chat_without_a_reader_closes_engine_and_sandbox(run: RunFolder) -> No
     assert process.returncode == 1
 
 
-def test_the_demos_checkpoint_answers_with_its_tool(finished_run: tuple[RunFolder, str]) -> None:
-    folder, _ = finished_run
-    question = json.loads((folder.data / "test.jsonl").read_text().splitlines()[0])["question"]
-    arguments = ("chat", str(folder.path), "--temperature", "0", "--set", "sandbox.backend=process")
-    with in_terminal([*ASTERISM, *arguments], folder.path.parent, ENVIRONMENT) as terminal:
+def test_the_demos_checkpoint_answers_with_its_tool(finished: RunFolder) -> None:
+    question = json.loads((finished.data / "test.jsonl").read_text().splitlines()[0])["question"]
+    arguments = ("chat", str(finished.path), "--temperature", "0", "--set", "sandbox.backend=process")
+    with in_terminal([*ASTERISM, *arguments], finished.path.parent, ENVIRONMENT) as terminal:
         terminal.wait_for("> ")
-        terminal.type(f"{question}\n")
-        shown = terminal.wait_for("tokens)\n> ")
+        shown = terminal.enter(f"{question}\n", "tokens)\n> ")
         assert "<reason>" in shown
         assert ("</tool_call>\n" in shown) == ("]\nTool call " in shown)
         terminal.type(CTRL_D)
@@ -152,7 +163,8 @@ def test_the_demos_checkpoint_answers_with_its_tool(finished_run: tuple[RunFolde
         (("learned", "--transcript", "none/file"), "--transcript none/file: No such file or directory"),
     ],
 )
-def test_unusable_arguments_are_refused_by_name(arguments: tuple[str, ...], message: str, run: RunFolder) -> None:
-    found = asterism_chat(run, *arguments)
-    assert found.returncode == 2
-    assert message in found.stderr
+def test_unusable_arguments_are_refused_by_name(
+    arguments: tuple[str, ...], message: str, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.path.parent.parent)
+    assert message in read_refusal("chat", *arguments)

@@ -4,32 +4,28 @@ import json
 import shlex
 import socket
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
 import pytest
-import structlog
 import torch
-from typer.testing import CliRunner
 
 from asterism.actors.cli.doctor import machine_checks
 from asterism.actors.cli.doctor.configuration_checks import LOCAL_SGLANG_PYTHON, check_run, check_sglang
 from asterism.actors.cli.doctor.finding import DoctorFinding, run_check
-from asterism.actors.cli.main import app
 from asterism.actors.launch.checks.input_checks import list_input_checks
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
 from asterism.configs.loading.config_layers import ConfigError
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.sglang.http_api import ServerInfo
+from tests.actors.cli.invoking import invoke
 from tests.actors.runs.running import ROOT
 from tests.engine.learner.training_examples import write_initial_checkpoint
 from tests.engine.sglang.server.requirements import make_info
 from tests.engine.tiny_models import small_config
+from tests.http_responses import Response, serving
 
 GIB = 2**30
 INPUTS = ("data.train", "data.test", "model.checkpoint", "dialogue.stop_tokens", "main memory", "space", "plan")
@@ -237,11 +233,6 @@ class TestWithoutARun:
 
 
 class TestCommand:
-    @pytest.fixture(autouse=True)
-    def structlog_as_before(self) -> Iterator[None]:
-        yield
-        structlog.reset_defaults()
-
     def test_the_configured_run_is_examined(self, monkeypatch: pytest.MonkeyPatch) -> None:
         examined: list[RunConfig | None] = []
 
@@ -251,11 +242,11 @@ class TestCommand:
 
         monkeypatch.setattr(machine_checks, "examine", examine)
         config = ("--config", str(ROOT / "configs/tiny_sglang.toml"), "--set", "sglang.port=31500")
-        result = CliRunner().invoke(app, ["doctor", *config])
+        result = invoke("doctor", *config)
         assert result.exit_code == 1
         assert result.output.splitlines()[1].split() == ["missing", "sglang.external_urls[0]", "unreachable"]
-        CliRunner().invoke(app, ["doctor", "--set", "engine.kind=sglang"])
-        CliRunner().invoke(app, ["doctor"])
+        invoke("doctor", "--set", "engine.kind=sglang")
+        invoke("doctor")
         assert [run and (run.sglang.port, run.engine.kind) for run in examined] == [
             (31_500, "sglang"),
             (31_000, "sglang"),
@@ -263,35 +254,17 @@ class TestCommand:
         ]
 
     def test_an_invalid_configuration_is_refused(self) -> None:
-        refused = CliRunner().invoke(app, ["doctor", "--set", "sglang.prot=1"])
-        assert isinstance(refused.exception, ConfigError)
+        assert isinstance(invoke("doctor", "--set", "sglang.prot=1").exception, ConfigError)
 
 
 def attach(*urls: str) -> str:
     return f"sglang.external_urls={json.dumps(urls)}"
 
 
-@contextmanager
-def answering(info: ServerInfo | None) -> Iterator[str]:
+def answering(info: ServerInfo | None) -> AbstractContextManager[str]:
     """Serve this response at /server_info; None stands for a 404."""
-
-    class Answers(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            content = msgspec.json.encode(info) if info else b"not here"
-            self.send_response(200 if info else 404)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Answers) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    response = Response(200, msgspec.json.encode(info)) if info else Response(404, b"not here")
+    return serving(lambda _: response)
 
 
 def test_an_unexpected_error_of_a_check_that_the_run_makes_too_is_unusable() -> None:

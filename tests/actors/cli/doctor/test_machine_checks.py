@@ -11,9 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import structlog
 from rich.console import Console
-from typer.testing import CliRunner
 
 from asterism.actors.cli.doctor import configuration_checks, machine_checks
 from asterism.actors.cli.doctor.finding import (
@@ -23,7 +21,6 @@ from asterism.actors.cli.doctor.finding import (
     build_findings_table,
     run_check,
 )
-from asterism.actors.cli.main import app
 from asterism.actors.launch.checks import input_checks
 from asterism.actors.launch.claim_run_folder import RunFolderError, check_disk_space
 from asterism.configs.schema.machines import SandboxConfig
@@ -32,6 +29,7 @@ from asterism.sandbox.contract import Isolation, SandboxFailure
 from asterism.sandbox.hosts.docker import docker_probe
 from asterism.sandbox.hosts.docker.docker_probe import DockerProbeResult, probe_docker
 from tests.actors.cli.golden_text import assert_matches_golden
+from tests.actors.cli.invoking import invoke
 
 COMPLETE = Isolation("docker", ("user", "pid"), True, (), landlock=7)
 INCOMPLETE = Isolation("process", (), False, ("No X: refused.", "Do this."))
@@ -171,11 +169,6 @@ class TestSoftware:
 
 
 class TestCommand:
-    @pytest.fixture(autouse=True)
-    def structlog_as_before(self) -> Iterator[None]:
-        yield
-        structlog.reset_defaults()
-
     @pytest.mark.parametrize(("status", "exit_code"), [("ok", 0), ("warning", 0), ("missing", 1), ("unusable", 1)])
     def test_only_a_missing_part_is_an_error(
         self, monkeypatch: pytest.MonkeyPatch, status: FindingStatus, exit_code: int
@@ -183,7 +176,7 @@ class TestCommand:
         monkeypatch.setattr(
             machine_checks, "examine", lambda run: {"uvloop": DoctorFinding(status, "here", "Do this.")}
         )
-        result = CliRunner().invoke(app, ["doctor"])
+        result = invoke("doctor")
         assert result.exit_code == exit_code
         assert result.output.splitlines()[1].split() == [status, "uvloop", "here"]
         assert "-> Do this." in result.output

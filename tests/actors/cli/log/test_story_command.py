@@ -10,40 +10,21 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from asterism.bus.event_log.reader import list_removed_events, read_events
+from asterism.bus.codec import encode
+from asterism.bus.event_log.reader import list_removed_events
+from asterism.bus.event_log.writer import EventLog
+from asterism.bus.messages import BufferCursor, Envelope, StepCollected, StepCounts
 from asterism.configs.run_folder import RunFolder
-from tests.actors.runs.running import (
-    ASTERISM,
-    ROOT,
-    Start,
-    asterism,
-    finish,
-    from_cold_start_of,
-    is_conserved,
-    metrics,
-    succeed,
-    wait_until,
-)
+from tests.actors.cli.invoking import read_output
+from tests.actors.cli.log.test_fork_and_roc import copy_run
+from tests.actors.runs.running import ASTERISM, ROOT, Start, is_conserved, metrics, read_messages
 from tests.traces import checked_slices
 
 pytestmark = pytest.mark.slow
 
-TINY = ("rl.prompts=4", "rl.rollouts=8", "evaluation.questions=2")
 
-
-@pytest.fixture(scope="module")
-def folder(finished_run: tuple[RunFolder, str]) -> RunFolder:
-    return finished_run[0]
-
-
-def log(*arguments: object) -> str:
-    done = asterism("log", *map(str, arguments))
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_export_writes_a_valid_trace_and_complete_tables(folder: RunFolder, tmp_path: Path) -> None:
-    log("export", folder.path, "--parquet", tmp_path / "tables", "--chrome", tmp_path / "trace.json")
+def test_export_writes_a_valid_trace_and_complete_tables(finished: RunFolder, tmp_path: Path) -> None:
+    read_output("log", "export", finished.path, "--parquet", tmp_path / "tables", "--chrome", tmp_path / "trace.json")
     tracks = checked_slices(tmp_path / "trace.json")
     lanes = [each for track, each in tracks.items() if track.startswith("trajectories/")]
     whole = [name for each in lanes for name, _, _, depth in each if depth == 0]
@@ -52,39 +33,45 @@ def test_export_writes_a_valid_trace_and_complete_tables(folder: RunFolder, tmp_
     assert len(whole) == trajectories.height
     steps = [name for track, each in tracks.items() if track.startswith("steps/") for name, *_ in each]
     assert {f"step {number}" for number in (1, 2, 3)} < set(steps)
-    finished = trajectories.filter(pl.col("purpose") == "train")
-    assert finished.height == sum(step["trajectories"] for step in metrics(folder, "step"))
+    trained = trajectories.filter(pl.col("purpose") == "train")
+    assert trained.height == sum(step["trajectories"] for step in metrics(finished, "step"))
     assert (trajectories["token_ids"].list.len() == trajectories["loss_mask"].list.len()).all()
 
 
-def test_show_follows_a_live_run_until_an_interrupt(folder: RunFolder, tmp_path: Path, start: Start) -> None:
-    process = start(tmp_path, *from_cold_start_of(folder), *TINY)
-    live = RunFolder(tmp_path / "demo")
-    wait_until(lambda: (live.events / "rollout-0.sqlite").exists() and (live.events / "head.sqlite").exists(), process)
-    command = [*ASTERISM, "log", "show", str(live.path), "--follow", "--kind", "StepCollected"]
+def test_show_follows_a_growing_log_until_an_interrupt(finished: RunFolder, tmp_path: Path) -> None:
+    copy = copy_run(finished, tmp_path)
+    command = [*ASTERISM, "log", "show", str(copy.path), "--follow", "--kind", "StepCollected"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None
         # The recipe and the recorder receive two events each.
-        steps = [re.search(r"step (\d)", follower.stdout.readline()) for _ in range(4)]
-        assert [found.group(1) for found in steps if found] == ["1", "1", "2", "2"]
+        assert [read_step(follower.stdout.readline()) for _ in range(6)] == [1, 1, 2, 2, 3, 3]
+        log = EventLog(copy.events / "head.sqlite")
+        for step in (4, 5):
+            collected = Envelope("head/buffer", "head/recipe", StepCollected(step, 1, StepCounts(), {}, BufferCursor()))
+            log.append(1e10, "recipe", "head/buffer", "StepCollected", None, encode(collected))
+            assert read_step(follower.stdout.readline()) == step
+        log.close()
         follower.send_signal(signal.SIGINT)
         assert follower.wait(timeout=30) == 0
-    finish(process)
+
+
+def read_step(line: str) -> int:
+    (step,) = re.findall(r"step (\d)", line)
+    return int(step)
 
 
 @pytest.mark.nightly
-def test_a_run_with_keep_steps_can_be_resumed(folder: RunFolder, tmp_path: Path, start: Start) -> None:
-    settings = (*from_cold_start_of(folder), *TINY, "log.keep_steps=1")
-    succeed(start(tmp_path, *settings, "rl.steps=4"))
-    run = RunFolder(tmp_path / "demo")
-    summary = json.loads(run.summary.read_text())
+def test_a_run_with_keep_steps_can_be_resumed(start_trained: Start) -> None:
+    settings = ("rl.prompts=4", "rl.rollouts=8", "rl.steps=4", "evaluation.questions=2", "log.keep_steps=1")
+    run = start_trained(*settings)
+    run.succeed()
+    summary = json.loads(run.folder.summary.read_text())
     assert is_conserved(summary)
     assert summary["replay_identical"] is None
     for process in ("head", "rollout-0"):
-        assert sum(each.events for each in list_removed_events(run.events / f"{process}.sqlite")) > 0
-    collected = read_events(run.events / "head.sqlite", kinds=["StepCollected"])
-    assert sum(1 for _ in collected) == 2 * 4  # events kept for a resume
-    assert "not replayed: log.keep_steps" in log("replay", run.path, "--verify")
-    shutil.rmtree(run.get_checkpoint_path(4))
-    succeed(start(tmp_path, *settings, "rl.steps=4", "--resume"))
-    assert [step["step"] for step in metrics(run, "step")] == [1, 2, 3, 4]
+        assert sum(each.events for each in list_removed_events(run.folder.events / f"{process}.sqlite")) > 0
+    assert len(read_messages(run.folder, "head", StepCollected)) == 2 * 4  # events kept for a resume
+    assert "not replayed: log.keep_steps" in read_output("log", "replay", run.folder.path, "--verify")
+    shutil.rmtree(run.folder.get_checkpoint_path(4))
+    start_trained(*settings, "--resume").succeed()
+    assert [step["step"] for step in metrics(run.folder, "step")] == [1, 2, 3, 4]

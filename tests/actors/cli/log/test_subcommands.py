@@ -1,15 +1,14 @@
 """The `asterism log` subcommands read the log of a simulated run, and refuse unusable arguments."""
 
 import json
-import os
 import re
+import shutil
 import time
 from pathlib import Path
 
 import polars as pl
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner, Result
 
 from asterism.actors.cli.log import diff_command, replay_command, show_command, subcommands, waits_command
 from asterism.actors.replay import replay
@@ -18,10 +17,10 @@ from asterism.bus.addresses import HEAD, ROLLOUT
 from asterism.bus.codec import decode
 from asterism.bus.event_log.reader import read_events
 from asterism.bus.messages import BatchReady, CodeFinished
-from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.decider import Decider
+from tests.actors.cli.invoking import invoke, read_output, read_refusal
 from tests.edited_logs import editing_log
 from tests.fakes import text_context
 from tests.recorded import write_world_logs
@@ -57,29 +56,19 @@ def folder(recorded: RunFolder, world: World, monkeypatch: pytest.MonkeyPatch) -
     return recorded
 
 
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(subcommands.log_app, [*map(str, arguments)], env={**os.environ, "COLUMNS": "200"})
-
-
 def log(*arguments: object) -> str:
-    result = invoke(*arguments)
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result.output
+    return read_output("log", *arguments)
 
 
 def refusal(*arguments: object) -> str:
-    result = invoke(*arguments)
-    assert isinstance(result.exception, UnusableInput), result.output
-    return str(result.exception)
+    return read_refusal("log", *arguments)
 
 
 def copy(folder: RunFolder, path: Path, *sql: str, process: str = HEAD) -> RunFolder:
     """Copy the logs and execute SQL in one of them."""
     other = RunFolder(path / "copy")
-    other.events.mkdir(parents=True)
-    other.config.write_bytes(folder.config.read_bytes())
-    for log in folder.events.glob("*.sqlite"):
-        (other.events / log.name).write_bytes(log.read_bytes())
+    shutil.copytree(folder.events, other.events)
+    shutil.copy(folder.config, other.config)
     with editing_log(other.events / f"{process}.sqlite") as connection:
         for statement in sql:
             connection.execute(statement)
@@ -147,13 +136,16 @@ def test_an_identical_replay_is_reported(folder: RunFolder) -> None:
     assert log("replay", folder.path, "--verify") == f"{events:,} events replayed: states and effects are identical\n"
 
 
-def test_a_difference_is_an_error_only_with_verify(folder: RunFolder, tmp_path: Path) -> None:
-    last = "(SELECT max(seq) FROM decisions WHERE state IS NOT NULL)"
-    changed = copy(folder, tmp_path, f"UPDATE decisions SET state = x'00' WHERE seq = {last}")
-    verified = invoke("replay", changed.path, "--verify")
+@pytest.mark.parametrize(("process", "field"), [(HEAD, "state"), (ROLLOUT, "effects")])
+def test_a_difference_is_an_error_only_with_verify(folder: RunFolder, tmp_path: Path, process: str, field: str) -> None:
+    logged = list(read_events(folder.events / f"{process}.sqlite"))
+    last = max(event.seq for event, decision in logged if decision and getattr(decision, field))
+    change = f"UPDATE decisions SET {field} = x'00' WHERE seq = {last}"
+    changed = copy(folder, tmp_path, change, process=process)
+    verified = invoke("log", "replay", changed.path, "--verify")
     assert verified.exit_code == 1
-    assert re.match(r"event \d+ of head .*: the state differs", verified.output.replace("\n", " "))
-    assert invoke("replay", changed.path).exit_code == 0
+    assert re.match(rf"event {last} of {process} .*: the {field} differ", verified.output.replace("\n", " "))
+    assert invoke("log", "replay", changed.path).exit_code == 0
 
 
 def test_a_log_without_its_beginning_is_not_replayed(folder: RunFolder, tmp_path: Path) -> None:
@@ -255,10 +247,10 @@ def test_a_run_does_not_diverge_from_itself(folder: RunFolder, tmp_path: Path) -
 @pytest.mark.slow
 def test_diverging_runs_exit_with_1(folder: RunFolder, tmp_path: Path) -> None:
     other = write_world_logs(live(SEED + 1), tmp_path / "other")
-    result = invoke("diff", folder.path, other.path)
+    result = invoke("log", "diff", folder.path, other.path)
     assert result.exit_code == 1
     assert "the runs diverge at " in result.output
-    assert invoke("diff", folder.path, other.path, "--exact").exit_code == 1
+    assert invoke("log", "diff", folder.path, other.path, "--exact").exit_code == 1
 
 
 @pytest.mark.slow
@@ -342,7 +334,7 @@ def test_invalid_arguments_are_named(folder: RunFolder, tmp_path: Path, argument
 @pytest.mark.parametrize("number", ["-1", str(2**63)])
 def test_an_impossible_trajectory_id_is_refused(folder: RunFolder, number: str) -> None:
     for command in (("show", folder.path, "--trajectory", number), ("story", folder.path, "--", number)):
-        result = invoke(*command)
+        result = invoke("log", *command)
         assert result.exit_code == 2
         assert "Invalid value for" in result.output
 

@@ -128,8 +128,11 @@ class RecordingConsole:
 @pytest.fixture
 def interpreter(tmp_path: Path) -> Path:
     """Make an interpreter: its server exits at once, and leaves its arguments in `arguments`."""
-    path = tmp_path / "python"
-    path.write_text(INTERPRETER.format(version=SUPPORTED_VERSIONS[-1], arguments=tmp_path / "arguments"))
+    return write_interpreter(tmp_path / "python", INTERPRETER, arguments=tmp_path / "arguments")
+
+
+def write_interpreter(path: Path, program: str, **names: Path) -> Path:
+    path.write_text(program.format(version=SUPPORTED_VERSIONS[-1], **names))
     path.chmod(0o755)
     return path
 
@@ -201,9 +204,7 @@ def test_the_export_of_another_server_that_started_at_the_same_time_is_used(
 def test_a_server_that_fails_before_it_is_ready_is_reported_with_its_error(
     run: RunFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    python = tmp_path / "failing"
-    python.write_text(FAILING_INTERPRETER.format(version=SUPPORTED_VERSIONS[-1]))
-    python.chmod(0o755)
+    python = write_interpreter(tmp_path / "failing", FAILING_INTERPRETER)
     expected = (
         "the SGLang server ended with exit code 1 before it was ready: RuntimeError: operator torchvision::nms does not exist; "
         "`make sglang-environment` creates an environment for a machine without a GPU"
@@ -219,9 +220,8 @@ def test_a_server_that_fails_before_it_is_ready_is_reported_with_its_error(
 def test_an_interrupted_server_prints_no_traceback(
     run: RunFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    python, started = tmp_path / "endless", tmp_path / "started"
-    python.write_text(ENDLESS_INTERPRETER.format(version=SUPPORTED_VERSIONS[-1], started=started))
-    python.chmod(0o755)
+    started = tmp_path / "started"
+    python = write_interpreter(tmp_path / "endless", ENDLESS_INTERPRETER, started=started)
 
     def interrupt() -> None:
         while not started.exists():
