@@ -1,4 +1,4 @@
-"""The optimizers of asterism.configs.choices.optimizer_kinds, and learning rate schedules.
+"""The optimizers of asterism.configs.choices.optimizer_kinds.
 
 torch.optim.Muon is not used: it processes one matrix at a time, and its Newton-Schulz iteration runs in bfloat16, which
 turns a difference of 1e-8 between gradients of one and of two ranks into a difference of 1e-3 between updates.
@@ -134,19 +134,3 @@ def build_muon(parameters: Parameters, options: OptimizerOptions) -> list[Optimi
 
 def _is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
     return parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
-
-
-def cosine_schedule(step: int, steps: int, warmup_steps: int) -> float:
-    """Return the fraction of the full rate at `step` (from 0): linear warm-up, then half a cosine to 0."""
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    passed = (step - warmup_steps) / max(1, steps - warmup_steps)
-    return 0.5 * (1.0 + math.cos(math.pi * min(1.0, passed)))
-
-
-def linear_schedule(step: int, steps: int, warmup_steps: int, final_fraction: float) -> float:
-    """Return the fraction of the full rate at `step` (from 0): linear warm-up, linear decay to `final_fraction`."""
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    passed = (step - warmup_steps) / max(1, steps - 1 - warmup_steps)
-    return 1.0 + (final_fraction - 1.0) * min(1.0, passed)

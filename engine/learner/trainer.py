@@ -39,12 +39,8 @@ from asterism.engine.learner.loss_reduction import (
     reduce_outputs,
     sum_by_file,
 )
-from asterism.engine.learner.optimizers import (
-    build_rl_optimizers,
-    build_sft_optimizers,
-    cosine_schedule,
-    linear_schedule,
-)
+from asterism.engine.learner.lr_schedules import cosine_schedule, linear_schedule
+from asterism.engine.learner.optimizers import build_rl_optimizers, build_sft_optimizers
 from asterism.engine.learner.sharding import reshard_parameters, set_gradient_reduction
 from asterism.engine.learner.state_offload import list_state
 from asterism.engine.model.causal_lm import CausalLM

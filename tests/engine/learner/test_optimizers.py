@@ -5,14 +5,7 @@ from torch import nn
 from asterism.configs.choices.optimizer_kinds import OPTIMIZER_KINDS
 from asterism.configs.schema.algorithm import SftConfig
 from asterism.configs.schema.learner_config import LearnerConfig
-from asterism.engine.learner.optimizers import (
-    Muon,
-    build_rl_optimizers,
-    build_sft_optimizers,
-    cosine_schedule,
-    linear_schedule,
-    orthogonalize,
-)
+from asterism.engine.learner.optimizers import Muon, build_rl_optimizers, build_sft_optimizers, orthogonalize
 from tests.engine.closeness import assert_close
 from tests.engine.tiny_models import small_config, small_model
 
@@ -116,20 +109,3 @@ def test_orthogonalization_keeps_the_singular_vectors() -> None:
     u, _, vt = torch.linalg.svd(matrix_RC, full_matrices=False)
     inner = u.T @ orthogonalize(matrix_RC[None])[0] @ vt.T
     assert_close(inner, torch.diag(inner.diagonal()), atol=1e-4, rtol=0)
-
-
-def test_the_cosine_schedule_warms_up_and_ends_near_zero() -> None:
-    rates = [cosine_schedule(step, 100, 10) for step in range(100)]
-    assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
-    assert rates[10] == 1.0
-    assert rates[55] == pytest.approx(0.5)
-    assert rates[9:] == sorted(rates[9:], reverse=True)
-    assert 0 < rates[-1] < 1e-3
-
-
-def test_the_linear_schedule_warms_up_and_reaches_its_final_fraction_at_the_last_step() -> None:
-    rates = [linear_schedule(step, 60, 5, 0.2) for step in range(60)]
-    assert rates[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
-    assert rates[-1] == pytest.approx(0.2)
-    assert linear_schedule(70, 60, 5, 0.2) == pytest.approx(0.2)
-    assert linear_schedule(0, 1, 0, 0.2) == 1.0
