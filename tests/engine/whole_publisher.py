@@ -8,6 +8,7 @@ from torch import Tensor
 
 from asterism.bus.messages import WeightsPublished
 from asterism.engine.learner.weight_publisher import WeightPublisher
+from asterism.engine.weight_transfer.slot_file import get_body_offset
 
 
 class WholePublisher:
@@ -21,3 +22,10 @@ class WholePublisher:
 
     def close(self) -> None:
         WeightPublisher(self._folder, {}, self._dtype).close()
+
+
+def damage(published: WeightsPublished) -> None:
+    """Change two bytes of the first parameter in the slot."""
+    with Path(published.path).open("r+b") as file:
+        file.seek(get_body_offset(published.num_bytes) + 9)
+        file.write(b"\x55\x55")

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from asterism.engine.contract import Capacity, Generation, GenerationRequest
+from asterism.engine.contract import Capacity, EngineFailure, Generation, GenerationRequest
 from asterism.engine.inference.cuda_graphs import GraphCapture
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.model.causal_lm import CausalLM
-from tests.engine.tiny_models import get_batch_invariant_matmul
+from tests.engine.tiny_models import get_batch_invariant_matmul, random_ids
 
 LONGEST = 96
 PAGE = 8
@@ -60,6 +60,18 @@ def generate(core: EngineCore, *requests: GenerationRequest) -> dict[int, Genera
 def submit(core: EngineCore, requests: Iterable[GenerationRequest]) -> None:
     for request in requests:
         core.submit(request)
+
+
+def fail_with_infinite_weights(core: EngineCore, name: str, whole: CausalLM) -> None:
+    """Check that a request fails while this parameter of the engine is infinite; then load the weights of `whole`."""
+    weights = whole.state_dict()
+    core.install_weights(1, weights | {name: torch.full_like(weights[name], float("inf"))})
+    core.submit(GenerationRequest(1, random_ids(8, 1), 3))
+    while not (outcomes := core.step()):
+        pass
+    assert isinstance(outcomes[0][1], EngineFailure)
+    core.release_cache(1)
+    core.install_weights(2, weights)
 
 
 def alone(model: CausalLM, request: GenerationRequest) -> Generation:

@@ -17,7 +17,15 @@ from asterism.engine.model import experts
 from asterism.engine.model.architectures import ARCHITECTURES
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.model_config import DecoderConfig
-from tests.engine.inference.cores import alone, assert_greedy, assert_same, generate, new_core, training_logprobs
+from tests.engine.inference.cores import (
+    alone,
+    assert_as_alone,
+    assert_greedy,
+    assert_same,
+    generate,
+    new_core,
+    training_logprobs,
+)
 from tests.engine.inference.recorded_graph import Recorded
 from tests.engine.model.transformers_reference import SCALINGS, scaled_architecture
 from tests.engine.tiny_models import random_ids, save_small_model, small_architecture, small_model
@@ -66,9 +74,7 @@ def test_a_model_with_any_rope_scaling_is_decoded(scaling: str) -> None:
 @pytest.mark.parametrize("model_type", DENSE)
 def test_a_dense_model_gives_a_token_the_same_bits_alone_and_in_a_batch(model_type: str) -> None:
     model = small_model(config=small_architecture(model_type))
-    found = generate(new_core(model, prefill_tokens=11), *REQUESTS)
-    for request in REQUESTS:
-        assert_same(found[request.sequence_id], alone(model, request))
+    assert_as_alone(model, generate(new_core(model, prefill_tokens=11), *REQUESTS), *REQUESTS)
 
 
 @pytest.mark.parametrize("model_type", ARCHITECTURES)

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from asterism.configs.schema.algorithm import GREEDY
-from asterism.engine.contract import Capacity, EngineFailure, Generation, GenerationRequest
+from asterism.engine.contract import Capacity, EngineFailure, GenerationRequest
 from asterism.engine.inference.embedded import DeviceMissing, EmbeddedEngine, select_device
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.model.hf_checkpoint import CheckpointError
 from asterism.engine.model.tokenizer import UnusableTokenizer
+from tests.engine.inference.cores import generate
 from tests.engine.tiny_models import random_ids, save_small_model, small_config, small_model
 
 pytestmark = pytest.mark.real_clock
@@ -46,12 +47,7 @@ def request(number: int, new_tokens: int = 12) -> GenerationRequest:
 
 def expected(asked: GenerationRequest) -> list[int]:
     core = EngineCore(small_model(config=CONFIG), Capacity(LONGEST, PAGE, LONGEST))
-    core.submit(asked)
-    while not (outcomes := core.step()):
-        pass
-    [(_, generation)] = outcomes
-    assert isinstance(generation, Generation)
-    return generation.token_ids.tolist()
+    return generate(core, asked)[asked.sequence_id].token_ids.tolist()
 
 
 @pytest.mark.slow

@@ -22,8 +22,8 @@ from asterism.engine.weight_transfer.device_weights import RECORD_NAME, DeviceRe
 from asterism.engine.weight_transfer.file_lock import opened, try_lock
 from asterism.engine.weight_transfer.memory_sharing import CudaSharing, SharingFailed
 from asterism.engine.weight_transfer.published_loader import PublishedLoader
-from asterism.engine.weight_transfer.slot_file import get_body_offset
 from tests.engine.weight_transfer.host_sharing import HostSharing
+from tests.engine.whole_publisher import damage
 
 SHAPES = {"a": (300, 200), "b": (7,), "c": (64, 64)}
 DTYPE = torch.bfloat16
@@ -68,17 +68,11 @@ def make_target() -> dict[str, Tensor]:
     return {name: torch.full(shape, -1.0, dtype=DTYPE) for name, shape in SHAPES.items()}
 
 
-def damage_slot(published: WeightsPublished) -> None:
-    with Path(published.path).open("r+b") as file:
-        file.seek(get_body_offset(published.num_bytes) + 9)
-        file.write(b"\x55\x55")
-
-
 def test_an_engine_copies_each_version_from_the_device_and_maps_the_memory_only_during_a_load(tmp_path: Path) -> None:
     transfer = Transfer(tmp_path)
     for version in range(4):
         published = transfer.publish(version)
-        damage_slot(published)  # the engine does not read the slot
+        damage(published)  # the engine does not read the slot
         assert transfer.is_loaded(transfer.load(published))
         assert transfer.engine_memory.num_mapped == 0
     assert transfer.counts == (4, 0)

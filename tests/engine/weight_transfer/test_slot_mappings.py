@@ -15,9 +15,10 @@ from asterism.engine.learner import weight_publisher
 from asterism.engine.learner.weight_publisher import WeightPublisher
 from asterism.engine.weight_transfer.page_locks import CudaPageLocker, make_page_locker
 from asterism.engine.weight_transfer.shared_memory import load_published
-from asterism.engine.weight_transfer.slot_file import compute_file_bytes, get_body_offset
+from asterism.engine.weight_transfer.slot_file import compute_file_bytes
 from asterism.engine.weight_transfer.slot_mappings import SlotMappings
 from tests.engine.weight_transfer.fake_locker import FakePageLocker
+from tests.engine.whole_publisher import damage
 
 GPU = torch.device("cuda", 1)
 SHAPES = {"a": (300, 200), "b": (7,), "c": (64, 64)}
@@ -97,9 +98,7 @@ def test_a_damaged_chunk_in_a_kept_mapping_changes_no_parameter(tmp_path: Path) 
     for version in range(2):
         load(publish(publisher, version), mappings)
     published = publish(publisher, 2)
-    with Path(published.path).open("r+b") as file:
-        file.seek(get_body_offset(published.num_bytes) + 11)
-        file.write(b"\x55")
+    damage(published)
     target = make_parameters(-1.0)
     with pytest.raises(WeightsRefused, match="chunk 0 of the weights of version 2 is damaged"):
         load_published(published, target, torch.float32, mappings)

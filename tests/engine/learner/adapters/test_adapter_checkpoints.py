@@ -34,8 +34,8 @@ from asterism.engine.weight_transfer.shared_memory import load_published
 from tests.engine.learner.adapters.adapted_models import OPTIONS, SETTINGS, adapted_model, fill_adapters, merge_adapters
 from tests.engine.learner.learner_runs import make_run, no_report
 from tests.engine.learner.learner_settings import change_learner
-from tests.engine.learner.test_several_ranks import differences, train
-from tests.engine.learner.train_ranks import RankScript
+from tests.engine.learner.test_several_ranks import differences
+from tests.engine.learner.train_ranks import RankScript, train
 from tests.engine.learner.training_examples import rl_sequences, rows, small_run, store_batch
 from tests.engine.tiny_models import random_ids, write_tokenizer
 
@@ -149,16 +149,15 @@ def test_a_checkpoint_without_an_export_has_no_adapter_folder(tmp_path: Path) ->
     [(2, 1), *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in [(1, 2), (2, 4), (4, 1)])],
 )
 def test_adapters_are_resumable_with_another_number_of_ranks(first: int, second: int, tmp_path: Path) -> None:
-    (straight,) = train(1, RankScript("rl", str(tmp_path / "straight"), end=4, learner=SETTINGS))
-    middle = RankScript("rl", str(tmp_path / "middle"), end=2, saves=True, max_shard_bytes=20_000, learner=SETTINGS)
-    (saved,) = train(first, middle)
-    checkpoint = Path(middle.out) / "checkpoint"
+    (straight,) = train(1, RankScript("rl", end=4, learner=SETTINGS))
+    (saved,) = train(first, RankScript("rl", end=2, saved=str(tmp_path), max_shard_bytes=20_000, learner=SETTINGS))
+    checkpoint = tmp_path / "checkpoint"
     assert len(list(checkpoint.glob("model-*.safetensors"))) > 2
     _, tensors = read_peft_files(checkpoint)
     assert all(
         torch.equal(saved.parameters[name.removeprefix("base_model.model.")], each) for name, each in tensors.items()
     )
-    (end,) = train(second, RankScript("rl", str(tmp_path / "end"), 2, 4, checkpoint=str(checkpoint), learner=SETTINGS))
+    (end,) = train(second, RankScript("rl", 2, 4, checkpoint=str(checkpoint), learner=SETTINGS))
     assert differences(straight.parameters, end.parameters)[0] <= 1e-6
 
 
