@@ -37,7 +37,7 @@ def publish_twice(
     ranks: RankGroup, ranks_per_node: int, checkpoint: Path, out: Path, dtype: str, settings: dict[str, Any]
 ) -> tuple[WeightsPublished | None, int]:
     """Return the second message, and the peak of memory. Ranks on later nodes cannot write to OUT/slots."""
-    learner, ranks = small_run(**settings).learner, ranks._replace(local_world_size=ranks_per_node)
+    learner, ranks = small_run(**settings, ranks=4).learner, ranks._replace(local_world_size=ranks_per_node)
     model = load_sharded_model(checkpoint, ranks, learner.dtype, get_lora_options(learner))
     fill_adapters(model)
     slots = out / "slots" if ranks.node == 0 else out / "another_node"
