@@ -206,16 +206,3 @@ LOGPROBS = (
     tokens_and_logprobs_match_the_learners_model,
     tokens_and_logprobs_match_the_learners_model_after_new_weights,
 )
-GENERATION = (
-    *LOGPROBS,
-    *STREAMING,
-    concurrent_calls_get_the_same_tokens_as_single_calls,
-    a_turn_continues_from_its_cached_prefix_with_the_same_tokens,
-    a_seed_repeats_its_tokens_and_seeds_that_differ_in_any_bit_give_others,
-    siblings_that_share_a_prompt_draw_different_tokens,
-    a_turn_ends_at_its_stop_token_and_not_at_the_models_end_token,
-    a_sequence_grows_to_the_capacity_and_no_further,
-    unservable_requests_are_refused_and_the_engine_keeps_running,
-    a_sequence_has_at_most_one_pending_request,
-    calls_beyond_max_pending_fail_and_the_others_are_answered,
-)

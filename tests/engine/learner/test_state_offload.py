@@ -21,9 +21,9 @@ from asterism.engine.learner.sharding import shard_model
 from asterism.engine.learner.state_offload import StateOffload
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.hf_checkpoint import load_model
-from tests.engine.learner.learner_runs import make_run, no_report
+from tests.engine.learner.learner_runs import OpenRank, make_run, no_report, train_step
 from tests.engine.learner.rank_processes import run_ranks
-from tests.engine.learner.training_examples import rl_sequences, rows, small_run, store_batch, trainable_model
+from tests.engine.learner.training_examples import rl_sequences, small_run, trainable_model
 from tests.engine.tiny_models import write_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("sweep")]
@@ -172,41 +172,37 @@ def count_moved(rank: LearnerRank) -> int:
 
 def train_steps(rank: LearnerRank, folder: RunFolder, *steps: int) -> list[str]:
     """Train steps; return the digests of the published weights."""
-    results = [rank.train(step, store_batch(folder.batches, step, rows(step))) for step in steps]
+    results = [train_step(rank, folder, step) for step in steps]
     return [result.published.digest for result in results if result.published is not None]
 
 
-def test_the_memory_is_free_from_a_publication_to_the_next_step(tmp_path: Path) -> None:
+def test_the_memory_is_free_from_a_publication_to_the_next_step(open_rank: OpenRank, tmp_path: Path) -> None:
     run, folder = make_offloading_run(tmp_path / "moved")
-    rank = LearnerRank(run, folder, RankGroup())
+    rank = open_rank(run, folder)
     assert count_moved(rank) == 0
     assert rank.start(None, no_report, journaled_steps=[1]).published is None
     assert count_moved(rank) == 0  # the engines' memory is still lent
-    sequences = store_batch(folder.batches, 1, rows(1))
-    rank.train(1, sequences, publish=False)
+    train_step(rank, folder, 1, publish=False)
     assert count_moved(rank) == 0
-    metrics = rank.train(2, store_batch(folder.batches, 2, rows(2))).metrics
+    metrics = train_step(rank, folder, 2).metrics
     num_parameters = len(gather_full_parameters(load_model(folder.checkpoints / "init")))
     assert count_moved(rank) == 4 * num_parameters  # weights, two moments and a number of steps
     assert metrics["offload_s"] > 0
-    rank.close()
 
 
-def test_weights_are_published_and_saved_as_without_offload(tmp_path: Path) -> None:
+def test_weights_are_published_and_saved_as_without_offload(open_rank: OpenRank, tmp_path: Path) -> None:
     plain_run, plain_folder = make_run(tmp_path, sft_steps=0)
-    plain = LearnerRank(plain_run, plain_folder, RankGroup())
+    plain = open_rank(plain_run, plain_folder)
     plain.start(None, no_report)
     expected = train_steps(plain, plain_folder, 1, 2, 3)
-    plain.close()
     run, folder = make_offloading_run(tmp_path / "moved")
-    rank = LearnerRank(run, folder, RankGroup())
+    rank = open_rank(run, folder)
     rank.start(None, no_report)
     digests = train_steps(rank, folder, 1)
     rank.save_if_due()
     digests += train_steps(rank, folder, 2)
     rank.save_if_due()
     rank.close()
-    resumed = LearnerRank(run, folder, RankGroup())
+    resumed = open_rank(run, folder)
     assert resumed.start(None, no_report).step == 2
     assert [*digests, *train_steps(resumed, folder, 3)] == expected
-    resumed.close()
