@@ -1,11 +1,7 @@
 """Tests of decode steps as graphs; recorded_graph.py replaces CUDA's graphs, the remaining code is unchanged."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
-from torch.utils import backend_registration
 
 from asterism.configs.schema.algorithm import GREEDY
 from asterism.engine.contract import Capacity, Generation, GenerationRequest
@@ -91,14 +87,3 @@ def test_cuda_kernels_match_the_training_forward(model: CausalLM, monkeypatch: p
         ids = asked[number].token_ids
         assert_greedy(model, ids, found)
         np.testing.assert_allclose(found.logprobs, training_logprobs(model, ids, found.token_ids, 1.0), atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"), reason="torch takes no such device"
-)
-def test_no_step_mixes_two_devices() -> None:
-    found = subprocess.run(
-        [sys.executable, "-m", "tests.engine.inference.foreign_device"], capture_output=True, text=True
-    )
-    assert found.stdout.split() == ["64"] * 4, found.stderr
