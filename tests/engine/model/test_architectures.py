@@ -9,7 +9,7 @@ import torch
 
 from asterism.engine.model.architectures import ARCHITECTURES
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
-from asterism.engine.model.hf_checkpoint import CheckpointError, load_model
+from asterism.engine.model.hf_checkpoint import CheckpointError, load_model, load_model_config
 from asterism.engine.model.model_config import DecoderConfig, ExpertsConfig, UnsupportedModel, check_weight_shapes
 from asterism.engine.model.rope import compute_rope_tables
 from asterism.engine.model.rope_scaling import Llama3Rope, YarnRope
@@ -119,17 +119,30 @@ def test_a_saved_folder_is_complete_and_loads_the_same_weights(tmp_path: Path, m
     folder = save_small_model(tmp_path, model)
     assert check_weight_shapes(folder) == sum(parameter.numel() for parameter in model.parameters())
     loaded, expected = load_model(folder).state_dict(), model.state_dict()
+    assert load_model_config(folder) == model.config
     assert loaded.keys() == expected.keys()
     assert all(torch.equal(loaded[name], expected[name]) for name in expected)
 
 
-def test_weights_of_another_architecture_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "error", "message"),
+    [
+        (
+            "llama",
+            CheckpointError,
+            r"model\.safetensors: 6 tensors do not belong to the model of config\.json, the first is .*k_proj\.bias",
+        ),
+        ("mistral", UnsupportedModel, r"model/config\.json: model_type is 'mistral'; missing: sliding"),
+    ],
+)
+def test_a_folder_of_another_architecture_is_refused(
+    tmp_path: Path, model_type: str, error: type[Exception], message: str
+) -> None:
     folder = save_small_model(tmp_path, small_model(config=small_architecture("qwen2", vocab_size=280)))
-    fields = json.loads((folder / "config.json").read_text()) | {"model_type": "llama"}
+    fields = json.loads((folder / "config.json").read_text()) | {"model_type": model_type}
     (folder / "config.json").write_text(json.dumps(fields))
-    message = r"model\.safetensors: 6 tensors do not belong to the model of config\.json, the first is .*k_proj\.bias"
     for read in (check_weight_shapes, load_model):
-        with pytest.raises(CheckpointError, match=message):
+        with pytest.raises(error, match=message):
             read(folder)
 
 
