@@ -1,6 +1,7 @@
 """Small engine cores, and references for their tokens: a batch of one, and the training forward."""
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 
 import numpy as np
 import torch
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 
 from asterism.engine.contract import Capacity, EngineFailure, Generation, GenerationRequest
 from asterism.engine.inference.cuda_graphs import GraphCapture
+from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.tiny_models import get_batch_invariant_matmul, random_ids
@@ -36,6 +38,16 @@ def new_core(
         matmul=get_batch_invariant_matmul(model.config),
         overlaps_steps=overlaps_steps,
     )
+
+
+@asynccontextmanager
+async def running(engine: EmbeddedEngine) -> AsyncIterator[EmbeddedEngine]:
+    """Start the engine, and close it at the end, also after a failed start."""
+    try:
+        await engine.start()
+        yield engine
+    finally:
+        await engine.close()
 
 
 def step(core: EngineCore, steps: int = 1) -> dict[int, Generation]:

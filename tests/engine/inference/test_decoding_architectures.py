@@ -24,6 +24,7 @@ from tests.engine.inference.cores import (
     assert_same,
     generate,
     new_core,
+    running,
     training_logprobs,
 )
 from tests.engine.inference.recorded_graph import Recorded
@@ -115,10 +116,10 @@ def save_architecture(folder: Path, model_type: str) -> tuple[Path, DecoderConfi
 @pytest.mark.real_clock
 async def test_a_strict_engine_refuses_experts_and_names_file_and_remedy(tmp_path: Path) -> None:
     folder, _ = save_architecture(tmp_path, "qwen3_moe")
-    engine = EmbeddedEngine(folder, Capacity(96, 8, 96), strict=True)
-    with pytest.raises(NotBatchInvariant, match=r'config\.json has model_type qwen3_moe: .*set determinism to "fast"'):
-        await engine.start()
-    await engine.close()
+    message = r'config\.json has model_type qwen3_moe: .*set determinism to "fast"'
+    with pytest.raises(NotBatchInvariant, match=message):
+        async with running(EmbeddedEngine(folder, Capacity(96, 8, 96), strict=True)):
+            pass
 
 
 @pytest.mark.real_clock
@@ -126,7 +127,6 @@ async def test_a_strict_engine_refuses_experts_and_names_file_and_remedy(tmp_pat
 async def test_a_strict_engine_starts_with_every_dense_architecture(tmp_path: Path, model_type: str) -> None:
     folder, config = save_architecture(tmp_path, model_type)
     engine = EmbeddedEngine(folder, Capacity(96, 8, 96), strict=True, prefill_tokens=16, max_running=4)
-    await engine.start()
-    found = await engine.generate(GenerationRequest(1, random_ids(8, 0), 6, GREEDY))
-    await engine.close()
+    async with running(engine):
+        found = await engine.generate(GenerationRequest(1, random_ids(8, 0), 6, GREEDY))
     assert_greedy(small_model(config=config), random_ids(8, 0), found)

@@ -17,7 +17,7 @@ from asterism.engine.inference.embedded import DeviceMissing, EmbeddedEngine, se
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.model.hf_checkpoint import CheckpointError
 from asterism.engine.model.tokenizer import UnusableTokenizer
-from tests.engine.inference.cores import generate
+from tests.engine.inference.cores import generate, running
 from tests.engine.tiny_models import random_ids, save_small_model, small_config, small_model
 
 pytestmark = pytest.mark.real_clock
@@ -53,13 +53,9 @@ def expected(asked: GenerationRequest) -> list[int]:
 @pytest.mark.slow
 async def test_two_engines_in_one_process_do_not_affect_each_other(model_folder: Path) -> None:
     async with running_engine(model_folder) as engine:
-        other = EmbeddedEngine(model_folder, Capacity(2 * LONGEST, 8, LONGEST))
-        await other.start()
-        try:
+        async with running(EmbeddedEngine(model_folder, Capacity(2 * LONGEST, 8, LONGEST))) as other:
             calls = (one.generate(request(number)) for number in range(3) for one in (engine, other))
             found = [generation.token_ids.tolist() for generation in await asyncio.gather(*calls)]
-        finally:
-            await other.close()
         assert found == [expected(request(number)) for number in range(3) for _ in range(2)]
 
 

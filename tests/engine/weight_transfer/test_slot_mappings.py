@@ -18,7 +18,7 @@ from asterism.engine.weight_transfer.shared_memory import load_published
 from asterism.engine.weight_transfer.slot_file import compute_file_bytes
 from asterism.engine.weight_transfer.slot_mappings import SlotMappings
 from tests.engine.weight_transfer.fake_locker import FakePageLocker
-from tests.engine.whole_publisher import damage
+from tests.engine.whole_publisher import damage, publish
 
 GPU = torch.device("cuda", 1)
 SHAPES = {"a": (300, 200), "b": (7,), "c": (64, 64)}
@@ -26,12 +26,6 @@ SHAPES = {"a": (300, 200), "b": (7,), "c": (64, 64)}
 
 def make_parameters(value: float) -> dict[str, Tensor]:
     return {name: torch.full(shape, value) for name, shape in SHAPES.items()}
-
-
-def publish(publisher: WeightPublisher, version: int) -> WeightsPublished:
-    published = publisher.publish(version)
-    assert published is not None
-    return published
 
 
 def load(published: WeightsPublished, mappings: SlotMappings) -> Mapping[str, Tensor]:
