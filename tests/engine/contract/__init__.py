@@ -16,12 +16,9 @@ Case = Callable[[Bench], Coroutine[Any, Any, None]]
 
 
 def _list_cases(module: ModuleType) -> list[Case]:
-    """List the coroutines in the order of their definitions."""
-    return [
-        each
-        for each in vars(module).values()
-        if inspect.iscoroutinefunction(each) and each.__module__ == module.__name__
-    ]
+    """List the public coroutines in the order of their definitions."""
+    found = (each for name, each in vars(module).items() if not name.startswith("_"))
+    return [each for each in found if inspect.iscoroutinefunction(each) and each.__module__ == module.__name__]
 
 
 CASES: tuple[Case, ...] = (*_list_cases(generation), *_list_cases(load), *_list_cases(control))

@@ -10,7 +10,7 @@ import structlog
 import torch
 from numpy.typing import NDArray
 
-from asterism.engine.contract import EngineFailure, Generation, GenerationRequest, RequestRefused
+from asterism.engine.contract import Engine, EngineFailure, Generation, GenerationRequest, RequestRefused
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.hf_checkpoint import load_model
 from tests.engine.contract.bench import (
@@ -36,24 +36,22 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 
 
 async def tokens_and_logprobs_match_the_learners_model(bench: Bench) -> None:
-    model = load_model(bench.model, torch.float32)
     async with bench.engine() as (engine, _):
-        asked = [request(number, 40, **settings) for number, settings in enumerate(SETTINGS)]
-        found = await asyncio.gather(*map(engine.generate, asked))
-        for each, generation in zip(asked, found, strict=True):
-            _check(bench, model, each, generation)
-            assert (generation.finish, set(generation.versions.tolist())) == ("length", {0})
+        await _compare(bench, engine, load_model(bench.model, torch.float32), version=0)
 
 
 async def tokens_and_logprobs_match_the_learners_model_after_new_weights(bench: Bench) -> None:
     model = changed_model(bench)
     async with bench.engine() as (engine, _):
         await engine.load_weights(publish(bench, 3, model))
-        asked = [request(number, 40, **settings) for number, settings in enumerate(SETTINGS)]
-        found = await asyncio.gather(*map(engine.generate, asked))
-        for each, generation in zip(asked, found, strict=True):
-            _check(bench, model, each, generation)
-            assert set(generation.versions.tolist()) == {3}
+        await _compare(bench, engine, model, version=3)
+
+
+async def _compare(bench: Bench, engine: Engine, model: CausalLM, version: int) -> None:
+    asked = [request(number, 40, **settings) for number, settings in enumerate(SETTINGS)]
+    for each, generation in zip(asked, await asyncio.gather(*map(engine.generate, asked)), strict=True):
+        _check(bench, model, each, generation)
+        assert (generation.finish, set(generation.versions.tolist())) == ("length", {version})
 
 
 def _check(bench: Bench, model: CausalLM, asked: GenerationRequest, found: Generation) -> None:

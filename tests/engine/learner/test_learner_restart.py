@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -165,11 +166,9 @@ async def test_shutdown_waits_for_a_save_that_the_worker_has_not_begun(tmp_path:
     with ThreadPoolExecutor(1) as worker:
 
         class BusyRank(ScriptedRank):
-            def train(
-                self, step: int, sequences: Sequence[StoredSequence], *, publish: bool, is_last: bool = False
-            ) -> TrainStepResult:
+            def train(self, *given: Any, **options: Any) -> TrainStepResult:
                 worker.submit(free.wait)
-                return super().train(step, sequences, publish=publish)
+                return super().train(*given, **options)
 
         rank = BusyRank(0)
         learner = Learner(bus, RunConfig(name="r"), rank, RankGroup(), worker, BatchJournal(tmp_path))  # pyright: ignore
