@@ -15,6 +15,7 @@ from asterism.configs.schema.algorithm import GREEDY
 from asterism.engine.contract import Capacity, EngineFailure, GenerationRequest
 from asterism.engine.inference.embedded import DeviceMissing, EmbeddedEngine, select_device
 from asterism.engine.inference.engine_core import EngineCore
+from asterism.engine.learner import distributed
 from asterism.engine.model.hf_checkpoint import CheckpointError
 from asterism.engine.model.tokenizer import UnusableTokenizer
 from tests.engine.inference.cores import generate, running
@@ -119,6 +120,14 @@ def test_engines_share_gpus_only_if_there_are_fewer_gpus(monkeypatch: pytest.Mon
     see(monkeypatch, 2)
     assert [str(select_device("cuda", number)) for number in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
     assert str(select_device("cpu", 1)) == "cpu"
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 8])
+def test_the_first_engine_and_the_only_rank_use_the_same_gpu(monkeypatch: pytest.MonkeyPatch, num_gpus: int) -> None:
+    """The learner keeps weights on its GPU only for an engine there."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    see(monkeypatch, num_gpus)
+    assert select_device("cuda", 0) == distributed._find_device("cuda")  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_missing_gpu_is_reported_with_the_configuration_key(monkeypatch: pytest.MonkeyPatch) -> None:

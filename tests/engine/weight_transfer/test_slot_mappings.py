@@ -17,11 +17,30 @@ from asterism.engine.weight_transfer.page_locks import CudaPageLocker, make_page
 from asterism.engine.weight_transfer.shared_memory import load_published
 from asterism.engine.weight_transfer.slot_file import compute_file_bytes
 from asterism.engine.weight_transfer.slot_mappings import SlotMappings
-from tests.engine.weight_transfer.fake_locker import FakePageLocker
 from tests.engine.whole_publisher import damage, publish
 
 GPU = torch.device("cuda", 1)
 SHAPES = {"a": (300, 200), "b": (7,), "c": (64, 64)}
+
+
+class FakePageLocker:
+    """Records which memory is locked, instead of a GPU's driver."""
+
+    def __init__(self, *, refuses: bool = False) -> None:
+        self.calls: list[str] = []
+        self.locked: dict[int, int] = {}  # bytes by address
+        self._refuses = refuses
+
+    def register(self, address: int, num_bytes: int) -> bool:
+        assert address not in self.locked
+        self.calls.append("register")
+        if not self._refuses:
+            self.locked[address] = num_bytes
+        return not self._refuses
+
+    def unregister(self, address: int) -> None:
+        self.calls.append("unregister")
+        del self.locked[address]
 
 
 def make_parameters(value: float) -> dict[str, Tensor]:

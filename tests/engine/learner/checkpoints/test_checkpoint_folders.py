@@ -37,10 +37,6 @@ def test_saving_a_step_again_replaces_it_without_leftovers(tmp_path: Path) -> No
     assert not (tmp_path / "step_000005" / "old").exists()
 
 
-def test_a_missing_folder_has_no_saved_steps(tmp_path: Path) -> None:
-    assert folders.list_saved_steps(tmp_path / "checkpoints") == []
-
-
 def test_pruning_keeps_step_0_and_the_newest_and_removes_leftovers_of_killed_saves(tmp_path: Path) -> None:
     for step in (0, 10, 20, 30, 40):
         (tmp_path / f"step_{step:06d}").mkdir()
@@ -58,10 +54,10 @@ def test_fewer_checkpoints_than_the_limit_are_all_kept(tmp_path: Path) -> None:
     assert folders.list_saved_steps(tmp_path) == [0, 1, 2, 3]
 
 
-def test_a_folder_without_trainer_state_is_not_resumable(tmp_path: Path) -> None:
+def test_a_missing_folder_and_one_without_trainer_state_are_not_resumable(tmp_path: Path) -> None:
     (tmp_path / "step_000003").mkdir()
     assert not folders.is_resumable(tmp_path / "step_000003")
-    assert folders.list_saved_steps(tmp_path) == []
+    assert folders.list_saved_steps(tmp_path) == folders.list_saved_steps(tmp_path / "missing") == []
 
 
 class OfTorch(BaseException):
