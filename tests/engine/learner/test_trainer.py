@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,7 +126,7 @@ def test_the_learning_rate_follows_its_schedule() -> None:
 
 
 def test_recomputed_log_probabilities_come_from_the_weights_before_the_step() -> None:
-    settings: dict[str, float | str] = {"minibatches": 4, "warmup_steps": 0, "correction": "none"}
+    settings: dict[str, Any] = {"minibatches": 4, "warmup_steps": 0, "correction": "none"}
     without_change = make_trainer(lr=1e-12, old_logprobs="recomputed", **settings).run_rl_step(rl_sequences(0))
     recomputed = make_trainer(lr=0.05, old_logprobs="recomputed", **settings).run_rl_step(rl_sequences(0))
     present = make_trainer(lr=0.05, old_logprobs="engine", **settings).run_rl_step(rl_sequences(0))

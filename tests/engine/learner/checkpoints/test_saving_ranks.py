@@ -54,7 +54,7 @@ def test_saving_300_mb_needs_memory_for_a_share_and_two_buckets(ranks: int, tmp_
     assert sum(4 * parameter.numel() for parameter in exported.parameters()) == model.num_bytes
 
 
-def save_in_a_loop(_ranks: RankGroup, checkpoint: Path, out: Path, committed: "Connection[str, str]") -> None:
+def save_in_a_loop(_ranks: RankGroup, checkpoint: Path, out: Path, committed: "Connection[int, int]") -> None:
     """Replace OUT/step_000000 and save OUT/step_S after each step until the process is killed; send the steps."""
     restore_replaced_checkpoints(out)
     trainer = Trainer(load_sharded_model(checkpoint, RankGroup()), small_run(), RankGroup())
