@@ -51,6 +51,7 @@ messages: {"messages": [{"role": "user", "content": "Q?"}], "prompt": null, "ans
 null-fields: {"question": null, "problem": "Q?", "answer": null, "solution": "\\boxed{3}"} -> 3
 null-ground-truth: {"prompt": "Q?", "reward_model": {"ground_truth": null}, "answer": "4"} -> 4
 math-box-without-braces: {"problem": "Q?", "solution": "So \\boxed 2$."} -> 2
+math-last-box-without-braces: {"problem": "Q?", "solution": "So \\boxed 1$, then \\boxed 2$"} -> 2
 math-fbox: {"problem": "Q?", "solution": "So $\\fbox{2}$"} -> 2
 math-box-after-a-blank: {"problem": "Q?", "solution": "So \\boxed {2}."} -> 2
 math-last-box: {"problem": "Q?", "solution": "\\boxed{1} \\boxed{2}"} -> 2
