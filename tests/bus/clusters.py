@@ -1,9 +1,11 @@
 """Nodes on the loopback interface, each with a folder of sockets and a copy of the address book."""
 
+import asyncio
 import itertools
 import os
 import socket
 from pathlib import Path
+from typing import Self
 
 from asterism.bus.bus import Bus
 from asterism.bus.transport.address_book import AddressBook, AddressEntry, Network, TcpAddress, write_address_book
@@ -28,13 +30,17 @@ def _is_free(host: str, port: int) -> bool:
 
 
 class Cluster:
-    """A cluster with the state of its launchers; each change is written to all copies of the book."""
+    """A cluster with the state of its launchers; each change is written to all copies of the book.
+
+    At the end of the context, the buses of its processes are closed.
+    """
 
     def __init__(self, folder: Path, key: ClusterKey) -> None:
         self.key = key
         self.entries: dict[str, AddressEntry] = {}
         self.first_epoch = 0
         self._departed: list[str] = []
+        self._joined: list[Bus] = []
         self._folder = folder
 
     def get_sockets(self, node: int) -> Path:
@@ -62,4 +68,11 @@ class Cluster:
 
     def join(self, process: str, epoch: int = 0, bound: int = 1000, network: Network | None = None) -> Bus:
         node = self.entries[process].node
-        return open_zmq_bus(process, self.get_sockets(node), bound, epoch, network or self.network(node))
+        self._joined.append(open_zmq_bus(process, self.get_sockets(node), bound, epoch, network or self.network(node)))
+        return self._joined[-1]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*(bus.close() for bus in self._joined))

@@ -61,6 +61,20 @@ def lease_request(number: int) -> LeaseRequested:
     return LeaseRequested(number, 0, turn=0, lease=1, tokens=5, prompt_tokens=5, max_new_tokens=9)
 
 
+async def send_calls(bus: Bus, to: str, count: int, first: int = 0, code: str = "1") -> None:
+    for number in range(first, first + count):
+        await bus.send(to, call(number, code))
+
+
+async def receive_numbers(bus: Bus, count: int) -> list[int]:
+    """Receive messages, and return the numbers of their trajectories."""
+    return [(await bus.receive()).message.trajectory_id for _ in range(count)]  # pyright: ignore
+
+
+async def until_acknowledged(bus: Bus) -> None:
+    await wait_until(lambda: not bus.unacknowledged)
+
+
 async def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110 - there is no event to wait for
         await asyncio.sleep(0.001)

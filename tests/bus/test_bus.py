@@ -15,7 +15,7 @@ from asterism.bus.transport.in_process import Hub, make_in_process_bus_factory
 from asterism.bus.transport.zeromq import make_zeromq_bus_factory
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from tests.bus.networks import Join, call, lease_request, wait_until
+from tests.bus.networks import Join, call, lease_request, receive_numbers, send_calls, wait_until
 
 pytestmark = [pytest.mark.usefixtures("short_waits"), pytest.mark.real_clock, pytest.mark.timeout(60)]
 
@@ -55,15 +55,14 @@ async def test_a_full_queue_blocks_the_sender_and_drops_no_frame(join: Join) -> 
         await asyncio.sleep(0)
     assert not sending.done()
     assert b.waiting <= 16
-    numbers = [(await b.receive()).message.trajectory_id for _ in range(total - 1)]  # pyright: ignore
-    assert numbers == list(range(1, total))
+    assert await receive_numbers(b, total - 1) == list(range(1, total))
     await sending
 
 
 @pytest.mark.parametrize("bound", [4])
 async def test_control_frames_pass_a_full_bulk_lane_and_are_read_first(join: Join) -> None:
     a, b = join("a"), join("b")
-    sending = asyncio.create_task(_send_all(a, [call(number) for number in range(20)]))
+    sending = asyncio.create_task(send_calls(a, "b", 20))
     await wait_until(lambda: b.waiting == 4)
     await a.send("b", LeaseReleased(7, 5))
     await wait_until(lambda: b.waiting == 5)
@@ -96,8 +95,7 @@ async def test_all_senders_that_one_full_receiver_blocks_proceed(join: Join) -> 
             await a.send("b", TurnGenerated(sender * each + number, 0, 1, frame, b"", b"", "stop"))
 
     sending = [asyncio.create_task(send(sender)) for sender in range(senders)]
-    received = [(await b.receive()).message.trajectory_id for _ in range(senders * each)]  # pyright: ignore
-    assert sorted(received) == list(range(senders * each))
+    assert sorted(await receive_numbers(b, senders * each)) == list(range(senders * each))
     await asyncio.gather(*sending)
 
 
@@ -123,8 +121,7 @@ async def test_messages_keep_their_order_within_a_lane(join: Join) -> None:
 async def test_messages_sent_before_closing_arrive(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reliable_transport, "_CLOSE_TIMEOUT_S", 60.0)  # 0.5 s are too short under load
     a, b = join("a"), join("b")
-    for number in range(150):
-        await a.send("b", call(number))
+    await send_calls(a, "b", 150)
     await a.close()
     assert [(await b.receive()).message for _ in range(150)] == [call(number) for number in range(150)]
 
@@ -141,7 +138,7 @@ async def test_a_cancelled_send_affects_no_other_message(join: Join) -> None:
 
     async def receive_all() -> None:
         while True:
-            numbers.append((await b.receive()).message.trajectory_id)  # pyright: ignore
+            numbers.extend(await receive_numbers(b, 1))
 
     receiving = asyncio.create_task(receive_all())
     await asyncio.gather(*senders, return_exceptions=True)

@@ -8,7 +8,7 @@ from asterism.bus.bus import Bus, Delivery
 from asterism.bus.codec import decode
 from asterism.bus.lanes import BULK, CONTROL
 from asterism.bus.messages import LeaseReleased
-from tests.bus.networks import Join, call, lease_request, wait_until
+from tests.bus.networks import Join, call, lease_request, send_calls, until_acknowledged, wait_until
 
 pytestmark = [pytest.mark.usefixtures("short_waits"), pytest.mark.real_clock, pytest.mark.timeout(60)]
 
@@ -19,10 +19,6 @@ def read_number(delivery: Delivery) -> int:
 
 async def receive_many(bus: Bus, count: int) -> list[Delivery]:
     return [await bus.receive_delivery() for _ in range(count)]
-
-
-async def until_acknowledged(bus: Bus) -> None:
-    await wait_until(lambda: not bus.unacknowledged)
 
 
 async def test_a_delivery_has_the_epoch_and_the_number_of_its_frame(join: Join) -> None:
@@ -40,8 +36,7 @@ async def test_a_delivery_has_the_epoch_and_the_number_of_its_frame(join: Join) 
 
 async def test_a_frame_is_held_until_it_is_acknowledged(join: Join) -> None:
     a, b = join("a"), join("b")
-    for number in range(10):
-        await a.send("b", call(number))
+    await send_calls(a, "b", 10)
     deliveries = await receive_many(b, 10)
     assert a.unacknowledged == {"b": 10}
     b.acknowledge(deliveries[6])  # and all earlier frames
@@ -62,8 +57,7 @@ async def test_a_new_incarnation_gets_unacknowledged_frames(join: Join) -> None:
         b.acknowledge(delivery)
     await wait_until(lambda: a.unacknowledged == {"b": 500})
     await b.close()
-    for number in range(300, 400):
-        await a.send("b", call(number))
+    await send_calls(a, "b", 100, first=300)
     b = join("b", epoch=2)
     received = [*taken, *await receive_many(b, 600)]
     for lane, count in ((BULK, 400), (CONTROL, 300)):
@@ -77,8 +71,7 @@ async def test_a_new_incarnation_gets_unacknowledged_frames(join: Join) -> None:
 async def test_a_restored_receiver_gets_only_new_frames(join: Join) -> None:
     """The sender may not have received the last acknowledgement."""
     a, b = join("a", epoch=4), join("b")
-    for number in range(300):
-        await a.send("b", call(number))
+    await send_calls(a, "b", 300)
     received = await receive_many(b, 120)
     await b.close()
     assert a.unacknowledged == {"b": 300}
@@ -95,8 +88,7 @@ async def test_a_restored_receiver_gets_only_new_frames(join: Join) -> None:
 async def test_a_restored_sender_resends_without_duplicates(join: Join) -> None:
     """The sender resends possibly unacknowledged frames; the receiver drops duplicates."""
     a, b = join("a"), join("b")
-    for number in range(200):
-        await a.send("b", call(number))
+    await send_calls(a, "b", 200)
     received = await receive_many(b, 200)
     frames = [delivery.frame for delivery in received[150:]]
     await a.close()

@@ -1,5 +1,6 @@
 """Small random models and tokenizers for the tests of engine/."""
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
 
 from asterism.engine.export.hf_export import save_model
 from asterism.engine.inference.kernels.batch_invariance import find_batch_invariant_matmul
@@ -15,6 +17,8 @@ from asterism.engine.inference.kernels.matmul import Matmul
 from asterism.engine.model.architectures import ARCHITECTURES
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
 from asterism.engine.model.model_config import DecoderConfig, ExpertsConfig
+from asterism.engine.model.packed_attention import build_segments
+from asterism.policies.losses.token_scores import ScoredTokens
 
 VOCABULARY = 97
 
@@ -63,6 +67,13 @@ def small_model(
 def get_batch_invariant_matmul(config: DecoderConfig) -> Matmul:
     """Matrix products for tests that compare bits; plain products are not batch-invariant on every processor."""
     return find_batch_invariant_matmul(config, 768, 256)
+
+
+def score_packed(model: CausalLM, token_ids_T: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Compute log probabilities, [T], of other tokens after each of the packed tokens."""
+    tokens = ScoredTokens(torch.arange(len(token_ids_T)), token_ids_T.flip(0))
+    scores: Any = model(token_ids_T[None], tokens=tokens, segments=build_segments(lengths))
+    return scores.logprobs_N
 
 
 def random_ids(length: int, seed: int) -> NDArray[np.int32]:

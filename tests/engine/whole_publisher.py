@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from asterism.bus.messages import WeightsPublished
+from asterism.engine.learner.adapters.adapter_publisher import AdapterPublisher
 from asterism.engine.learner.weight_publisher import WeightPublisher
+from asterism.engine.weight_transfer.slot_file import get_body_offset
 
 
 class WholePublisher:
@@ -15,9 +17,21 @@ class WholePublisher:
         self._folder, self._dtype = folder, dtype
 
     def publish(self, version: int, parameters: Mapping[str, Tensor]) -> WeightsPublished:
-        published = WeightPublisher(self._folder, parameters, self._dtype).publish(version)
-        assert published is not None
-        return published
+        return publish(WeightPublisher(self._folder, parameters, self._dtype), version)
 
     def close(self) -> None:
         WeightPublisher(self._folder, {}, self._dtype).close()
+
+
+def publish(publisher: WeightPublisher | AdapterPublisher, version: int) -> WeightsPublished:
+    """Publish on a single rank."""
+    published = publisher.publish(version)
+    assert published is not None
+    return published
+
+
+def damage(published: WeightsPublished) -> None:
+    """Change two bytes of the first parameter in the slot."""
+    with Path(published.path).open("r+b") as file:
+        file.seek(get_body_offset(published.num_bytes) + 9)
+        file.write(b"\x55\x55")

@@ -14,8 +14,9 @@ from asterism.analysis.planning.activation_memory import compute_activation_memo
 from asterism.analysis.planning.learner_memory import RankMemory, RankShare, compute_rank_memory
 from asterism.analysis.planning.model_size import measure_model
 from asterism.engine.model.model_config import DecoderConfig
-from tests.engine.learner.memory_ranks import MemoryCase, StepMemory
+from tests.engine.learner.memory_ranks import MemoryCase, measure
 from tests.engine.learner.rank_processes import run_ranks
+from tests.engine.learner.training_examples import small_run
 
 MICRO_BATCHES = 2  # micro batches per rank and update
 
@@ -86,8 +87,6 @@ def test_the_peak_of_real_steps_is_within_15_percent_of_the_plan(
     case = CASES[name]
     case = msgspec.structs.replace(case, num_sequences=ranks * case.num_sequences)
     planned = plan(case, ranks)
-    run_ranks(ranks, "memory_ranks", msgspec.json.encode(case).decode(), str(tmp_path))
-    for rank in range(ranks):
-        measured = msgspec.json.decode((tmp_path / f"{rank}.json").read_bytes(), type=StepMemory)
+    for measured in run_ranks(ranks, measure, case, learner=small_run(**case.learner).learner):
         assert measured.model_bytes == pytest.approx(planned.parameters, rel=0.1)
         assert planned.total == pytest.approx(measured.peak_bytes, rel=0.15), planned

@@ -31,6 +31,15 @@ events = st.lists(
 )
 
 
+def write_log(path: Path, *appended: tuple, **options: bool) -> Path:  # pyright: ignore
+    """Write a log with these events, each the arguments of `append`."""
+    log = EventLog(path, **options)
+    for event in appended:
+        log.append(*event)
+    log.close()
+    return path
+
+
 @settings(max_examples=5)
 @given(events)
 def test_events_are_read_in_the_order_in_which_they_were_appended(
@@ -50,13 +59,13 @@ def test_events_are_read_in_the_order_in_which_they_were_appended(
 
 
 def test_an_event_of_a_group_is_found_for_each_of_its_trajectories(tmp_path: Path) -> None:
-    path = tmp_path / "log.sqlite"
-    log = EventLog(path)
-    log.append(1.0, "rollout-0", "a", "StartGroup", range(8, 12), b"group 1")
-    log.append(2.0, "rollout-0", "a", "StartGroup", range(12, 16), b"group 2")
-    log.append(3.0, "rollout-0", "a", "LeaseGranted", 11, b"lease")
-    log.append(4.0, "rollout-0", "a", "GroupAborted", range(8, 12), b"abort")
-    log.close()
+    path = write_log(
+        tmp_path / "log.sqlite",
+        (1.0, "rollout-0", "a", "StartGroup", range(8, 12), b"group 1"),
+        (2.0, "rollout-0", "a", "StartGroup", range(12, 16), b"group 2"),
+        (3.0, "rollout-0", "a", "LeaseGranted", 11, b"lease"),
+        (4.0, "rollout-0", "a", "GroupAborted", range(8, 12), b"abort"),
+    )
     frames_by_trajectory = {
         trajectory: [event.frame for event, _ in read_events(path, trajectory=trajectory, with_group=True)]
         for trajectory in (7, 8, 11, 12, 16)
@@ -72,21 +81,15 @@ def test_an_event_of_a_group_is_found_for_each_of_its_trajectories(tmp_path: Pat
 
 
 def test_events_are_filtered_by_kind_actor_and_time(tmp_path: Path) -> None:
-    path = tmp_path / "log.sqlite"
-    log = EventLog(path)
-    for time, actor, kind in ((1.0, "a", "K"), (2.0, "b", "K"), (3.0, "a", "L"), (4.0, "a", "K")):
-        log.append(time, actor, "x", kind, None, b"")
-    log.close()
+    events = ((1.0, "a", "K"), (2.0, "b", "K"), (3.0, "a", "L"), (4.0, "a", "K"))
+    path = write_log(tmp_path / "log.sqlite", *((time, actor, "x", kind, None, b"") for time, actor, kind in events))
     assert [event.time for event, _ in read_events(path, actor="a", kinds=["K"])] == [1.0, 4.0]
     assert [event.time for event, _ in read_events(path, time_range=(2.0, 4.0))] == [2.0, 3.0]
     assert [event.time for event, _ in read_events(path, since_seq=4)] == [4.0]
 
 
 def test_the_folder_of_a_log_may_have_any_name(tmp_path: Path) -> None:
-    path = tmp_path / "50%20 #1?mode=x" / "log.sqlite"
-    log = EventLog(path)
-    log.append(1.0, "a", "x", "K", None, b"")
-    log.close()
+    path = write_log(tmp_path / "50%20 #1?mode=x" / "log.sqlite", (1.0, "a", "x", "K", None, b""))
     assert [event.time for event, _ in read_events(path)] == [1.0]
 
 
@@ -112,12 +115,10 @@ def test_the_error_for_a_damaged_or_missing_log_names_the_file(tmp_path: Path, c
 
 def test_long_frames_are_compressed_losslessly(tmp_path: Path) -> None:
     frames = [bytes(range(256)) * 8, b"a word and another " * 100, bytes(4000), b"\x01" * 511, b"\x93short"]
-    log = EventLog(tmp_path / "log.sqlite", compress=True)
-    for frame in frames:
-        log.append(0.0, "a", "b", "Kind", None, frame)
-    log.close()
-    assert [event.frame for event, _ in read_events(tmp_path / "log.sqlite")] == frames
-    with contextlib.closing(sqlite3.connect(tmp_path / "log.sqlite")) as connection:
+    events = ((0.0, "a", "b", "Kind", None, frame) for frame in frames)
+    path = write_log(tmp_path / "log.sqlite", *events, compress=True)
+    assert [event.frame for event, _ in read_events(path)] == frames
+    with contextlib.closing(sqlite3.connect(path)) as connection:
         lengths = [length for (length,) in connection.execute("SELECT length(frame) FROM events ORDER BY seq")]
     assert lengths[1] < 100
     assert lengths[2] < 100
@@ -125,10 +126,7 @@ def test_long_frames_are_compressed_losslessly(tmp_path: Path) -> None:
 
 
 def test_an_event_without_a_decision_is_read_with_none(tmp_path: Path) -> None:
-    log = EventLog(tmp_path / "log.sqlite")
-    log.append(1.0, "buffer", "a", "Kind", None, b"x")
-    log.close()
-    ((_, decision),) = read_events(tmp_path / "log.sqlite")
+    ((_, decision),) = read_events(write_log(tmp_path / "log.sqlite", (1.0, "buffer", "a", "Kind", None, b"x")))
     assert decision is None
 
 
@@ -142,21 +140,8 @@ def test_a_reopened_log_continues_its_numbers(tmp_path: Path) -> None:
 
 def test_closing_commits_immediately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_log, "_GROUP_COMMIT_S", 3600.0)
-    log = EventLog(tmp_path / "log.sqlite")
-    log.append(1.0, "buffer", "a", "Kind", None, b"x")
-    log.close()
+    write_log(tmp_path / "log.sqlite", (1.0, "buffer", "a", "Kind", None, b"x"))
     assert [event.frame for event, _ in read_events(tmp_path / "log.sqlite")] == [b"x"]
-
-
-def test_a_log_of_another_schema_is_neither_written_nor_read(tmp_path: Path) -> None:
-    path = tmp_path / "log.sqlite"
-    EventLog(path).close()
-    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE meta SET value = '99'")
-    with pytest.raises(EventLogFailure, match="schema version 99"):
-        EventLog(path)
-    with pytest.raises(UnusableLog, match=r"log\.sqlite: event log of schema version 99, this program reads"):
-        list(read_events(path))
 
 
 def test_the_error_for_an_unwritable_path_names_it(tmp_path: Path) -> None:

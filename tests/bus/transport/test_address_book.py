@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from asterism.bus.bus import Bus
 from asterism.bus.lanes import BULK, CONTROL, LANES, Lane
 from asterism.bus.messages import LeaseReleased
 from asterism.bus.transport.address_book import (
@@ -22,7 +21,7 @@ from asterism.bus.transport.curve_auth import KEY_FILE, ClusterKey, generate_key
 from asterism.bus.transport.zeromq import get_socket_path
 from asterism.configs.errors import UnusableInput
 from tests.bus.clusters import Cluster
-from tests.bus.networks import call, wait_until
+from tests.bus.networks import call, receive_numbers, send_calls, wait_until
 
 pytestmark = [pytest.mark.usefixtures("short_waits"), pytest.mark.real_clock, pytest.mark.timeout(30)]
 
@@ -41,22 +40,9 @@ def cluster(tmp_path: Path, key: ClusterKey) -> Cluster:
     return cluster
 
 
-async def send_calls(bus: Bus, to: str, count: int, first: int = 0) -> None:
-    for number in range(first, first + count):
-        await bus.send(to, call(number))
-
-
-async def receive_numbers(bus: Bus, count: int) -> list[int]:
-    return [(await bus.receive()).message.trajectory_id for _ in range(count)]  # pyright: ignore
-
-
 async def rounds(count: int = 5) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
-
-
-async def close(*buses: Bus) -> None:
-    await asyncio.gather(*(bus.close() for bus in buses))
 
 
 # ---------------------------------------------------------------- routes
@@ -69,7 +55,6 @@ async def test_peers_of_the_same_node_are_reached_without_tcp(cluster: Cluster) 
     a = cluster.join("a")
     await send_calls(a, "b", 3)
     assert await receive_numbers(b, 3) == [0, 1, 2]
-    await close(a, b)
 
 
 async def test_peers_of_another_node_are_reached_without_their_ipc_sockets(cluster: Cluster) -> None:
@@ -79,7 +64,6 @@ async def test_peers_of_another_node_are_reached_without_their_ipc_sockets(clust
     await a.send("c", call(7))
     await a.send("c", LeaseReleased(7, 5))
     assert {type((await c.receive()).message).__name__ for _ in range(2)} == {"CodeRequested", "LeaseReleased"}
-    await close(a, c)
 
 
 RECEIVER = """
@@ -113,7 +97,6 @@ async def test_a_new_incarnation_gets_unacknowledged_frames_on_the_ports_of_the_
     c = cluster.join("c", epoch=2)
     assert await receive_numbers(c, 8) == list(range(2, 10))
     assert (a.dropped, c.dropped) == (0, 0)
-    await close(a, c)
 
 
 # ---------------------------------------------------------------- unknown processes
@@ -132,7 +115,6 @@ async def test_frames_wait_for_a_process_that_is_not_in_the_book_yet(cluster: Cl
     assert [one for one in received if one != LeaseReleased(7, 5)] == [call(number) for number in range(20)]
     await wait_until(lambda: not a.unacknowledged)
     assert (a.dropped, d.dropped) == (0, 0)
-    await close(a, d)
 
 
 async def test_a_process_acknowledges_frames_of_a_process_that_is_not_in_its_book(cluster: Cluster) -> None:
@@ -143,7 +125,6 @@ async def test_a_process_acknowledges_frames_of_a_process_that_is_not_in_its_boo
     await a.send("c", call(1))
     assert await receive_numbers(c, 1) == [1]
     await wait_until(lambda: not a.unacknowledged)
-    await close(a, c)
 
 
 def write_book_without(cluster: Cluster, process: str, node: int) -> Network:
@@ -167,7 +148,6 @@ async def test_blocked_senders_are_released_when_the_peer_departs(cluster: Clust
     assert (a.unacknowledged, a.dropped) == ({}, 30)
     await a.send(peer, LeaseReleased(1, 5))
     assert (a.unacknowledged, a.dropped) == ({}, 31)
-    await a.close()
 
 
 async def test_frames_from_a_departed_process_are_dropped_and_counted(cluster: Cluster) -> None:
@@ -183,7 +163,6 @@ async def test_frames_from_a_departed_process_are_dropped_and_counted(cluster: C
     await b.send("a", call(3))
     assert await receive_numbers(a, 1) == [3]
     assert (a.waiting, c.unacknowledged) == (0, {"a": 1})
-    await close(a, b, c)
 
 
 async def test_restored_frames_for_a_departed_process_are_dropped(cluster: Cluster) -> None:
@@ -191,7 +170,6 @@ async def test_restored_frames_for_a_departed_process_are_dropped(cluster: Clust
     a = cluster.join("a")
     a.restore({("c", BULK): (9, [b"x", b"y"])}, {("c", CONTROL): (0, 4)})
     assert (a.unacknowledged, a.dropped) == ({}, 2)
-    await a.close()
 
 
 async def test_frames_of_an_earlier_launch_are_dropped_and_counted(cluster: Cluster) -> None:
@@ -205,7 +183,6 @@ async def test_frames_of_an_earlier_launch_are_dropped_and_counted(cluster: Clus
         await sender.send("a", call(number))
         assert await receive_numbers(a, 1) == [number]
     assert (a.waiting, c.unacknowledged) == (0, {"a": 1})
-    await close(a, b, c, d)
 
 
 # ---------------------------------------------------------------- the file
@@ -277,5 +254,4 @@ async def test_the_error_for_a_used_port_names_it_and_the_process_can_retry(clus
     with pytest.raises(UnusableInput, match=f"c cannot listen on {own.format_endpoint(lane)}: Address already in use"):
         cluster.join("c")
     await d.close()
-    c = cluster.join("c")
-    await c.close()
+    cluster.join("c")

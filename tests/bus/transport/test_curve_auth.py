@@ -44,7 +44,6 @@ async def test_processes_with_the_key_can_communicate(cluster: Cluster) -> None:
     assert [(await a.receive()).message for _ in range(500)] == [LeaseReleased(number, 5) for number in range(500)]
     await wait_until(lambda: not a.unacknowledged and not b.unacknowledged)
     assert (a.dropped, b.dropped) == (0, 0)
-    await asyncio.gather(a.close(), b.close())
 
 
 async def probe_as_stranger(address: TcpAddress, configure: Any, bus: Bus) -> list[int]:
@@ -102,7 +101,6 @@ async def test_a_peer_without_a_key_is_counted_and_ignored(tmp_path: Path, clust
     a = cluster.join("a")  # a peer with the key
     await a.send("b", call(1))
     assert (await b.receive()).message == call(1)
-    await asyncio.gather(a.close(), b.close())
 
 
 async def test_messages_of_a_bus_with_another_key_are_dropped(tmp_path: Path, cluster: Cluster) -> None:
@@ -111,7 +109,6 @@ async def test_messages_of_a_bus_with_another_key_are_dropped(tmp_path: Path, cl
     await a.send("b", call(1))
     await wait_until(lambda: b.dropped > 0)
     assert (b.waiting, a.unacknowledged) == (0, {"b": 1})
-    await asyncio.gather(a.close(), b.close())
 
 
 def test_the_keys_command_creates_a_private_file_and_never_replaces_one(tmp_path: Path) -> None:

@@ -79,6 +79,13 @@ def receive_ack(
     transport.on_ack("b", lane, Ack(1, PEER_EPOCH, received, acknowledged, resend_round, sent_before))
 
 
+async def connect(transport: ReliableTransport, count: int, size: int = 1) -> None:
+    """Send frames to a peer that answers the probe."""
+    await send(transport, count, size)
+    await run_loop()
+    receive_ack(transport, 0, 0)
+
+
 def receive_frames(transport: ReliableTransport, first: int, count: int, acks: list[Ack], lane: Lane = BULK) -> None:
     transport.on_packet(lane, Packet("b", "a", PEER_EPOCH, 1, 0, 0, first, [b"x"] * count), acks.append)
 
@@ -98,9 +105,7 @@ async def test_frames_of_a_loop_iteration_share_a_packet(transport: ReliableTran
 
 
 async def test_full_packets_are_sent_immediately(transport: ReliableTransport, wire: RecordingWire) -> None:
-    await send(transport, 1)
-    await run_loop()
-    receive_ack(transport, 0, 0)
+    await connect(transport, 1)
     await send(transport, 600)
     assert wire.count_frames() == [0, 1, 256, 256]
     await run_loop()
@@ -153,9 +158,7 @@ async def test_a_cancelled_send_leaves_no_gap(transport: ReliableTransport, wire
 
 
 async def test_frames_wait_for_a_full_wire_in_their_order(transport: ReliableTransport, wire: RecordingWire) -> None:
-    await send(transport, 1)
-    await run_loop()
-    receive_ack(transport, 0, 0)
+    await connect(transport, 1)
     wire.is_full = True
     await send(transport, 300)
     await run_loop()
@@ -170,9 +173,7 @@ async def test_frames_wait_for_a_full_wire_in_their_order(transport: ReliableTra
 async def test_an_unresponsive_peer_is_probed_with_growing_intervals_and_without_resending(
     transport: ReliableTransport, wire: RecordingWire
 ) -> None:
-    await send(transport, 3)
-    await run_loop()
-    receive_ack(transport, 0, 0)
+    await connect(transport, 3)
     await asyncio.sleep(20)
     num_probes = len(wire.count_frames()) - 2
     assert wire.count_frames() == [0, 3] + [0] * num_probes
@@ -260,9 +261,7 @@ async def test_an_oversized_frame_is_refused(transport: ReliableTransport) -> No
 
 
 async def test_a_packet_of_a_mebibyte_gets_no_further_frame(transport: ReliableTransport, wire: RecordingWire) -> None:
-    await send(transport, 8, size=400_000)
-    await run_loop()
-    receive_ack(transport, 0, 0)
+    await connect(transport, 8, size=400_000)
     assert wire.count_frames() == [0, 3, 3, 2]
     assert TARGET_PACKET_BYTES < 3 * 400_000
 

@@ -7,7 +7,7 @@ import random
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -16,7 +16,6 @@ import zmq
 import zmq.asyncio
 from structlog.testing import capture_logs
 
-from asterism.bus.bus import Bus
 from asterism.bus.codec import encode
 from asterism.bus.lanes import BULK, CONTROL, LANES, Lane
 from asterism.bus.messages import Envelope
@@ -24,11 +23,16 @@ from asterism.bus.transport import packets
 from asterism.bus.transport.packets import Packet, encode_packet
 from asterism.bus.transport.reliable_transport import ReliableTransport
 from asterism.bus.transport.zeromq import format_ipc_endpoint, get_socket_path, open_zmq_bus
-from tests.bus.networks import call, wait_until
+from tests.bus.networks import Join, call, network, send_calls, until_acknowledged, wait_until
 
 pytestmark = [pytest.mark.usefixtures("short_waits"), pytest.mark.real_clock, pytest.mark.timeout(60)]
 
 EPOCH = 3
+
+
+@pytest.fixture
+def join(tmp_path: Path) -> AbstractAsyncContextManager[Join]:
+    return network("zeromq", tmp_path)
 
 
 @contextmanager
@@ -61,8 +65,8 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("lane", LANES)
-async def test_malformed_packets_are_counted_and_dropped(tmp_path: Path, lane: Lane) -> None:
-    bus, other = open_zmq_bus("b", tmp_path, 100, EPOCH), open_zmq_bus("c", tmp_path, 100)
+async def test_malformed_packets_are_counted_and_dropped(join: Join, tmp_path: Path, lane: Lane) -> None:
+    bus, other = join("b", EPOCH), join("c")
     with raw_socket(tmp_path, lane) as socket:
         for data in MALFORMED:
             socket.send(data)
@@ -71,12 +75,10 @@ async def test_malformed_packets_are_counted_and_dropped(tmp_path: Path, lane: L
         assert bus.waiting == 0
         await other.send("b", call(7))
         assert (await bus.receive()).message == call(7)
-    await other.close()
-    await bus.close()
 
 
-async def test_duplicate_and_stale_packets_are_counted_and_dropped(tmp_path: Path) -> None:
-    bus = open_zmq_bus("b", tmp_path, 1000, EPOCH)
+async def test_duplicate_and_stale_packets_are_counted_and_dropped(join: Join, tmp_path: Path) -> None:
+    bus = join("b", EPOCH)
     with raw_socket(tmp_path, BULK) as socket:
         for data in (make_packet(0, 5), make_packet(5, 5), make_packet(0, 5), make_packet(2, 6), make_packet(5, 6)):
             socket.send(data)
@@ -88,26 +90,24 @@ async def test_duplicate_and_stale_packets_are_counted_and_dropped(tmp_path: Pat
         received = [(await bus.receive()).message for _ in range(12)]
         assert received == [call(number) for number in range(12)]
         assert bus.dropped == 18
-    await bus.close()
 
 
-async def test_an_oversized_packet_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_oversized_packet_is_dropped(join: Join, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packets, "MAX_PACKET_BYTES", len(VALID) - 1)
-    bus = open_zmq_bus("b", tmp_path, 1000, EPOCH)
+    bus = join("b", EPOCH)
     with raw_socket(tmp_path, BULK) as socket:
         socket.send(VALID)
         socket.send(make_packet(0, 1))
         await wait_until(lambda: bus.waiting == 1)
         assert bus.dropped == 1
-    await bus.close()
 
 
 @pytest.mark.slow
-async def test_malformed_acknowledgements_are_counted_and_dropped(tmp_path: Path) -> None:
+async def test_malformed_acknowledgements_are_counted_and_dropped(join: Join, tmp_path: Path) -> None:
     """The peer sends random bytes as acknowledgements."""
     draw = random.Random(5)
     answers = [b"", b"\xc1", msgspec.msgpack.encode([1, 2, 3]), *(draw.randbytes(12) for _ in range(50))]
-    bus = open_zmq_bus("a", tmp_path, 1000)
+    bus = join("a")
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.setsockopt(zmq.LINGER, 0)
         router.bind(format_ipc_endpoint(tmp_path, "b", BULK))
@@ -119,7 +119,6 @@ async def test_malformed_acknowledgements_are_counted_and_dropped(tmp_path: Path
             router.send_multipart([route, answer])
         await wait_until(lambda: bus.dropped == len(answers))
         assert bus.unacknowledged == {"b": 1}
-    await bus.close()
 
 
 @pytest.mark.slow
@@ -130,21 +129,16 @@ async def test_a_broken_connection_neither_loses_nor_duplicates_frames(tmp_path:
         folder.mkdir()
     a, b = open_zmq_bus("a", near, 200), open_zmq_bus("b", far, 200)
     relaying = asyncio.create_task(relay(near / "b.bulk", far / "b.bulk"))
-    sending = asyncio.create_task(send_calls(a, 1500))
+    sending = asyncio.create_task(send_calls(a, "b", 1500, code="#" * 100))
     received = [(await b.receive()).message for _ in range(1500)]
     assert received == [call(number, "#" * 100) for number in range(1500)]
     await sending
-    await wait_until(lambda: not a.unacknowledged)
+    await until_acknowledged(a)
     assert b.waiting == 0
     relaying.cancel()
     await asyncio.gather(relaying, return_exceptions=True)
     await a.close()
     await b.close()
-
-
-async def send_calls(bus: Bus, count: int) -> None:
-    for number in range(count):
-        await bus.send("b", call(number, "#" * 100))
 
 
 CUT_AFTER_BYTES = 100_000
@@ -174,13 +168,12 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most:
 
 
 async def test_a_full_socket_refuses_packets_until_it_is_writable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    join: Join, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ZeroMQ queues a bounded number of packets for a peer that does not listen yet."""
     writable: list[tuple[str, Lane]] = []
     monkeypatch.setattr(ReliableTransport, "on_writable", lambda links, process, lane: writable.append((process, lane)))
-    bus = open_zmq_bus("a", tmp_path, 100, EPOCH)
-    wire = bus._transport.wire  # pyright: ignore
+    wire = join("a", EPOCH)._transport.wire  # pyright: ignore
     sent = 0
     while wire.send("b", BULK, Packet("a", "b", EPOCH, 0, 0, 0, sent, [b"x"])):
         sent += 1
@@ -199,7 +192,6 @@ async def test_a_full_socket_refuses_packets_until_it_is_writable(
         await wait_until(lambda: bool(writable))
     assert numbers == list(range(sent))
     assert writable == [("b", BULK)]
-    await bus.close()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
@@ -225,11 +217,9 @@ async def test_connections_of_other_users_are_closed() -> None:
 
 
 @pytest.mark.slow
-async def test_frames_for_a_peer_wait_until_a_descriptor_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_frames_for_a_peer_wait_until_a_descriptor_is_free(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
     create, failures = zmq.Context.socket, [errno.EMFILE, errno.EMFILE]
-    a, b = (open_zmq_bus(name, tmp_path, 100) for name in "ab")
+    a, b = join("a"), join("b")
 
     def fail_first(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
         if failures:
@@ -241,4 +231,3 @@ async def test_frames_for_a_peer_wait_until_a_descriptor_is_free(
         await a.send("b", call(1))
         assert (await b.receive()).message == call(1)
     assert [log["event"] for log in logs] == ["peer.not_connected"] * 2
-    await asyncio.gather(a.close(), b.close())

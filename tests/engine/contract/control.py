@@ -250,21 +250,3 @@ async def an_engine_that_dies_fails_all_calls_and_its_replacement_generates_the_
             await engine.generate(request(3))
     async with bench.engine() as (engine, _):
         assert await tokens(engine, continued(request(1), whole[:10], 20)) == whole[10:30]
-
-
-CONTROL = (
-    an_abort_returns_the_generated_tokens_and_the_turn_can_be_continued,
-    an_abort_without_a_pending_request_has_no_effect,
-    a_cancelled_call_is_aborted_and_can_be_repeated,
-    a_paused_engine_starts_no_request_and_answers_aborts_immediately,
-    a_pause_keeps_running_requests_and_aborts_return_immediately,
-    weights_loaded_during_a_turn_give_its_later_tokens_their_version,
-    new_weights_invalidate_cached_prefixes,
-    loading_weights_leaves_a_paused_engine_paused,
-    damaged_weights_are_refused_and_the_engine_keeps_its_weights,
-    a_sleeping_engine_wakes_with_new_weights_and_requests_wait_for_them,
-    an_engine_that_has_not_been_started_fails_every_call,
-    closing_fails_pending_and_later_calls,
-    an_engine_closed_while_paused_restarts_with_its_initial_state,
-    an_engine_that_dies_fails_all_calls_and_its_replacement_generates_the_same_tokens,
-)

@@ -10,7 +10,7 @@ import structlog
 import torch
 from numpy.typing import NDArray
 
-from asterism.engine.contract import EngineFailure, Generation, GenerationRequest, RequestRefused
+from asterism.engine.contract import Engine, EngineFailure, Generation, GenerationRequest, RequestRefused
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.hf_checkpoint import load_model
 from tests.engine.contract.bench import (
@@ -36,24 +36,22 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 
 
 async def tokens_and_logprobs_match_the_learners_model(bench: Bench) -> None:
-    model = load_model(bench.model, torch.float32)
     async with bench.engine() as (engine, _):
-        asked = [request(number, 40, **settings) for number, settings in enumerate(SETTINGS)]
-        found = await asyncio.gather(*map(engine.generate, asked))
-        for each, generation in zip(asked, found, strict=True):
-            _check(bench, model, each, generation)
-            assert (generation.finish, set(generation.versions.tolist())) == ("length", {0})
+        await _compare(bench, engine, load_model(bench.model, torch.float32), version=0)
 
 
 async def tokens_and_logprobs_match_the_learners_model_after_new_weights(bench: Bench) -> None:
     model = changed_model(bench)
     async with bench.engine() as (engine, _):
         await engine.load_weights(publish(bench, 3, model))
-        asked = [request(number, 40, **settings) for number, settings in enumerate(SETTINGS)]
-        found = await asyncio.gather(*map(engine.generate, asked))
-        for each, generation in zip(asked, found, strict=True):
-            _check(bench, model, each, generation)
-            assert set(generation.versions.tolist()) == {3}
+        await _compare(bench, engine, model, version=3)
+
+
+async def _compare(bench: Bench, engine: Engine, model: CausalLM, version: int) -> None:
+    asked = [request(number, 40, **settings) for number, settings in enumerate(SETTINGS)]
+    for each, generation in zip(asked, await asyncio.gather(*map(engine.generate, asked)), strict=True):
+        _check(bench, model, each, generation)
+        assert (generation.finish, set(generation.versions.tolist())) == ("length", {version})
 
 
 def _check(bench: Bench, model: CausalLM, asked: GenerationRequest, found: Generation) -> None:
@@ -205,17 +203,4 @@ STREAMING = (
 LOGPROBS = (
     tokens_and_logprobs_match_the_learners_model,
     tokens_and_logprobs_match_the_learners_model_after_new_weights,
-)
-GENERATION = (
-    *LOGPROBS,
-    *STREAMING,
-    concurrent_calls_get_the_same_tokens_as_single_calls,
-    a_turn_continues_from_its_cached_prefix_with_the_same_tokens,
-    a_seed_repeats_its_tokens_and_seeds_that_differ_in_any_bit_give_others,
-    siblings_that_share_a_prompt_draw_different_tokens,
-    a_turn_ends_at_its_stop_token_and_not_at_the_models_end_token,
-    a_sequence_grows_to_the_capacity_and_no_further,
-    unservable_requests_are_refused_and_the_engine_keeps_running,
-    a_sequence_has_at_most_one_pending_request,
-    calls_beyond_max_pending_fail_and_the_others_are_answered,
 )

@@ -80,13 +80,3 @@ async def an_evicted_prefix_is_recomputed_and_counted(bench: Bench) -> None:
         load = engine.get_load()
         assert load.recomputed_tokens == 219 - again.cached_tokens
         assert load.evicted_tokens >= load.recomputed_tokens
-
-
-LOAD = (
-    the_capacity_is_whole_pages_with_room_for_the_longest_sequence,
-    the_load_counts_every_token_once,
-    calls_beyond_max_running_wait_and_all_are_answered,
-    tokens_of_a_released_sequence_count_as_recomputed_and_not_as_evicted,
-    preempted_sequences_are_counted_and_finish,
-    an_evicted_prefix_is_recomputed_and_counted,
-)

@@ -28,9 +28,10 @@ class LearnerCase(NamedTuple):
 
 
 class EngineCase(NamedTuple):
-    phase: str  # phase that is measured: prefill, decode, or weights
+    phase: str  # phase that is measured: prefill, a chunk of a prompt while sequences run, decode, or weights
     has_graphs: bool = False
     sampling: Mapping[str, float] = {}
+    dtype: str = "float32"
 
 
 _RECOMPUTED = {"old_logprobs": "recomputed"}
@@ -65,7 +66,10 @@ LEARNER_CASES: dict[str, LearnerCase] = {
 _FILTERED = {"temperature": 0.7, "top_p": 0.9, "top_k": 20}
 ENGINE_CASES: dict[str, EngineCase] = {
     "prefill": EngineCase("prefill"),
+    "chunk": EngineCase("chunk"),
     "decode": EngineCase("decode"),
+    "decode in bfloat16": EngineCase("decode", dtype="bfloat16"),
+    "greedy decode": EngineCase("decode", sampling={"temperature": 0.0}),
     "decode with filtered sampling": EngineCase("decode", sampling=_FILTERED),
     "decode with graphs": EngineCase("decode", has_graphs=True),
     "decode with graphs and filtered sampling": EngineCase("decode", has_graphs=True, sampling=_FILTERED),

@@ -3,9 +3,11 @@
 ceilings.json has the counts of fake CUDA steps with the pinned torch: GRPO steps with Qwen3-1.7B's widths (WIDE_CASES
 of case_table.py), and steps of the embedded engine with a small model (ENGINE_CASES). To record the current counts:
 
-    python -m tests.engine.cuda.record > /tmp/ceilings.json && mv /tmp/ceilings.json tests/engine/cuda/ceilings.json
+    python -m tests.engine.cuda.ceilings > /tmp/ceilings.json && mv /tmp/ceilings.json tests/engine/cuda/ceilings.json
 """
 
+import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -69,3 +71,7 @@ def measure_all() -> dict[str, Counts]:
         raise RuntimeError("\n".join(failed))
     counts = {name: count_wide_case(name, reports[name]) for name in WIDE_CASES}
     return counts | {name: count_engine_case(reports[name]) for name in ENGINE_CASES}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(measure_all(), indent=2) + "\n")

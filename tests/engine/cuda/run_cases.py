@@ -84,8 +84,11 @@ class _FakeCapture:
 def run_engine_case(case: EngineCase, log: OperationLog) -> tuple[StepCosts, list[str]]:
     """Run a phase, after the steps that it requires."""
     capture = _FakeCapture(log)
+    torch.set_default_dtype(getattr(torch, case.dtype))
     model = build_fake_model(small_config(), _MODEL)
-    core = EngineCore(model, Capacity(1024, 16, 96), capture=capture if case.has_graphs else None, overlaps_steps=True)
+    torch.set_default_dtype(torch.float32)
+    prefill_tokens, graphs = 25 if case.phase == "chunk" else 512, capture if case.has_graphs else None
+    core = EngineCore(model, Capacity(1024, 16, 96), prefill_tokens=prefill_tokens, capture=graphs, overlaps_steps=True)
     for number in range(6):
         core.submit(
             GenerationRequest(number, random_ids(20 + 3 * number, number), 60, Sampling(**case.sampling), seed=number)

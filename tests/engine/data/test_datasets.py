@@ -9,11 +9,7 @@ import pytest
 
 from asterism.engine.data.data_files import DatasetError
 from asterism.engine.data.datasets import QuestionReport, RowLayout, read_problems
-
-
-def write_jsonl(path: Path, *rows: Any) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+from tests.engine.data.cold_start_rows import write_rows
 
 
 def wrap_as_dapo(question: str, form: str = "$Answer") -> str:
@@ -31,7 +27,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def read_one(file: Path, row: dict[str, Any]) -> tuple[str, str]:
-    (problem,) = read_problems(write_jsonl(file, row))
+    (problem,) = read_problems(write_rows(file, row))
     return problem.question, problem.ground_truth
 
 
@@ -52,6 +48,13 @@ plain: {"question": "Q?", "answer": "x^2 + 1"} -> x^2 + 1
 dapo-processed: {"prompt": "Q?", "reward_model": {"ground_truth": "34", "style": "rule"}, "extra_info": {"index": "a"}} -> 34
 chat: {"prompt": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q?"}], "reward_model": {"ground_truth": "34"}} -> 34
 messages: {"messages": [{"role": "user", "content": "Q?"}], "prompt": null, "answer": 34} -> 34
+null-fields: {"question": null, "problem": "Q?", "answer": null, "solution": "\\boxed{3}"} -> 3
+null-ground-truth: {"prompt": "Q?", "reward_model": {"ground_truth": null}, "answer": "4"} -> 4
+math-box-without-braces: {"problem": "Q?", "solution": "So \\boxed 2$."} -> 2
+math-last-box-without-braces: {"problem": "Q?", "solution": "So \\boxed 1$, then \\boxed 2$"} -> 2
+math-fbox: {"problem": "Q?", "solution": "So $\\fbox{2}$"} -> 2
+math-box-after-a-blank: {"problem": "Q?", "solution": "So \\boxed {2}."} -> 2
+math-last-box: {"problem": "Q?", "solution": "\\boxed{1} \\boxed{2}"} -> 2
 bare-question: {"prompt": [{"role": "user", "content": "Solve this: Q?"}], "reward_model": {"ground_truth": "34"}, "extra_info": {"question": "Q?", "answer": "34", "split": "train"}} -> 34
 """
 
@@ -79,7 +82,7 @@ def test_a_parquet_file_equals_the_same_rows_as_jsonl(tmp_path: Path) -> None:
     ]
     parquet = tmp_path / "some.parquet"
     polars.DataFrame(rows).write_parquet(parquet)
-    lines = read_problems(write_jsonl(tmp_path / "some.jsonl", *rows))
+    lines = read_problems(write_rows(tmp_path / "some.jsonl", *rows))
     listed = list(lines)
     assert [problem[1:3] for problem in read_problems(parquet)] == [problem[1:3] for problem in listed]
     assert [problem.fields for problem in read_problems(parquet, layout=RowLayout(all_columns=True))] == [
@@ -88,12 +91,8 @@ def test_a_parquet_file_equals_the_same_rows_as_jsonl(tmp_path: Path) -> None:
 
 
 def test_a_problem_is_named_after_its_file_and_row(file: Path) -> None:
-    write_jsonl(file, {"question": "a", "answer": "1"}, {"question": "b", "answer": "2"})
+    write_rows(file, {"question": "a", "answer": "1"}, {"question": "b", "answer": "2"})
     assert [problem.name for problem in read_problems(file)] == ["some.jsonl:1", "some.jsonl:2"]
-
-
-def test_a_null_field_counts_as_absent(file: Path) -> None:
-    assert read_one(file, {"question": None, "problem": "Q?", "answer": None, "solution": "\\boxed{3}"}) == ("Q?", "3")
 
 
 def test_blank_lines_are_skipped_but_counted(file: Path) -> None:
@@ -116,18 +115,9 @@ def test_a_number_has_one_notation(file: Path, given: str, answer: str) -> None:
     assert read_one(file, {"question": "Q?", "answer": given}) == ("Q?", answer)
 
 
-@pytest.mark.parametrize("solution", ["So \\boxed 2$.", "So $\\fbox{2}$", "So \\boxed {2}.", "\\boxed{1} \\boxed{2}"])
-def test_a_box_has_the_notations_of_the_math_data_set(file: Path, solution: str) -> None:
-    assert read_one(file, {"problem": "Q?", "solution": solution}) == ("Q?", "2")
-
-
-def test_a_null_ground_truth_counts_as_absent(file: Path) -> None:
-    assert read_one(file, {"prompt": "Q?", "reward_model": {"ground_truth": None}, "answer": "4"}) == ("Q?", "4")
-
-
 def read_report(file: Path, rows: list[tuple[str, str]], training: QuestionReport | None = None) -> QuestionReport:
     report = QuestionReport(training)
-    for _ in read_problems(write_jsonl(file, *({"question": asked, "answer": given} for asked, given in rows)), report):
+    for _ in read_problems(write_rows(file, *({"question": asked, "answer": given} for asked, given in rows)), report):
         pass
     return report
 
@@ -176,7 +166,7 @@ def test_repeated_test_questions_are_kept_and_overlaps_with_training_are_reporte
 
 
 def test_at_most_the_given_number_of_rows_is_read(file: Path) -> None:
-    write_jsonl(file, {"question": "a", "answer": "1"}, {"question": "a", "answer": "1"}, {"question": 3})
+    write_rows(file, {"question": "a", "answer": "1"}, {"question": "a", "answer": "1"}, {"question": 3})
     assert [problem.name for problem in read_problems(file, max_rows=2)] == ["some.jsonl:1"]
 
 
@@ -219,7 +209,7 @@ def test_messages_may_be_json_text_and_texts_that_are_left_out_are_reported(
     file: Path, prompt: Any, question: str, was_cut: bool
 ) -> None:
     report = QuestionReport()
-    (problem,) = read_problems(write_jsonl(file, {"prompt": prompt, "answer": "2"}), report)
+    (problem,) = read_problems(write_rows(file, {"prompt": prompt, "answer": "2"}), report)
     assert (problem.question, problem.was_cut) == (question, was_cut)
     expected = (
         "1 prompts have a system text or earlier turns, which the question leaves out: only the last text of the user is used, "

@@ -10,12 +10,11 @@ from asterism.configs.schema.algorithm import SftFileConfig
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.engine.data.data_files import DatasetError, DatasetRow
 from asterism.engine.data.dialogue_messages import DatasetLocation, DialogueMessage
-from asterism.engine.data.sft_dialogues import iter_sft_dialogues
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.tasks.math_python import MATH_PYTHON
+from tests.engine.data.cold_start_rows import read_rows
 from tests.engine.data.public_layouts import say, write_sharegpt
-from tests.engine.data.test_sft_dialogues import LetterTokenizer
 
 CALLS = [{"code": "print(1)"}, {"code": "print(2)"}]
 FUNCTIONS = [{"name": "jupyter_code", "arguments": arguments} for arguments in CALLS]
@@ -75,16 +74,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 def write_turns(path: Path, *rows: dict[str, Any], prefill: str = "<reason>") -> list[str]:
     """Write rows and read them; check that all have the same prompt, and return the text in the loss of each row."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     dialogue = build_dialogue_format(DialogueConfig(tools=("jupyter_code",), prefill=prefill), MATH_PYTHON)
-    turns: list[str] = []
-    prompts: set[str] = set()
-    for sequence in iter_sft_dialogues(path, LetterTokenizer(), {"": dialogue}, RUN_PROMPT):
-        pairs = list(zip(sequence.token_ids, sequence.loss_mask, strict=True))
-        turns.append(LetterTokenizer().decode([token for token, in_loss in pairs if in_loss]))
-        prompts.add(LetterTokenizer().decode([token for token, in_loss in pairs if not in_loss]))
-    assert len(prompts) == 1
-    return turns
+    found = read_rows(path, *rows, file=RUN_PROMPT, formats=dialogue)
+    masks = [zip(row.dialogue.token_ids, row.dialogue.loss_mask, strict=True) for row in found]
+    assert len({tuple(token for token, in_loss in mask if not in_loss) for mask in masks}) == 1
+    return [row.generated for row in found]
 
 
 def test_every_layout_gives_the_same_turns(tmp_path: Path) -> None:
@@ -113,8 +107,7 @@ def test_a_result_may_be_a_json_list(tmp_path: Path, content: Any, text: str) ->
 def test_the_earlier_form_of_a_call_is_read(tmp_path: Path) -> None:
     first = {"role": "assistant", "content": "<reason>Go.</reason>", "function_call": TOOL_CALLS[0]["function"]}
     messages = [
-        {"role": "user", "content": "1+2?"},
-        first,
+        *(USER, first),
         {"role": "function", "name": "jupyter_code", "content": "1"},
         {"role": "assistant", "content": f"<reason></reason>\n{ANSWER}"},
     ]
@@ -135,21 +128,18 @@ def test_the_earlier_form_of_a_call_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_reasoning_gets_the_tag_of_the_prefill(tmp_path: Path, message: dict[str, Any]) -> None:
-    messages = [{"role": "user", "content": "1+2?"}, {"role": "assistant", **message}]
-    (turns,) = write_turns(tmp_path / "some.jsonl", {"messages": messages})
-    assert turns == f"Add.</reason>\n{ANSWER}<|im_end|>"
+    (turn,) = write_turns(tmp_path / "some.jsonl", {"messages": [USER, {"role": "assistant", **message}]})
+    assert turn == f"Add.</reason>\n{ANSWER}<|im_end|>"
 
 
 def test_without_a_prefill_reasoning_gets_think_tags(tmp_path: Path) -> None:
-    rows = [
-        {"messages": [{"role": "user", "content": "1+2?"}, {"role": "assistant", **message}]}
-        for message in ({"content": ANSWER}, {"content": ANSWER, "reasoning_content": "Add."})
-    ]
+    answers = {"content": ANSWER}, {"content": ANSWER, "reasoning_content": "Add."}
+    rows = [{"messages": [USER, {"role": "assistant", **answer}]} for answer in answers]
     turns = write_turns(tmp_path / "some.jsonl", *rows, prefill="")
     assert turns == [f"{ANSWER}<|im_end|>", f"<think>Add.</think>\n{ANSWER}<|im_end|>"]
 
 
 def test_a_prefill_without_a_tag_must_begin_the_content(tmp_path: Path) -> None:
-    messages = [{"role": "user", "content": "1+2?"}, {"role": "assistant", "content": "Three."}]
+    messages = [USER, {"role": "assistant", "content": "Three."}]
     with pytest.raises(DatasetError, match=r"`messages\[1\]\.content`: must start with Well, , the prefill"):
         write_turns(tmp_path / "some.jsonl", {"messages": messages}, prefill="Well, ")

@@ -7,8 +7,7 @@ from typing import Any
 from asterism.engine.data.data_files import DatasetError, DatasetRow
 from asterism.engine.data.datasets import read_problems
 from asterism.engine.data.dialogue_messages import parse_dialogue
-from asterism.engine.data.sft_dialogues import iter_sft_dialogues
-from tests.engine.data.test_sft_dialogues import FORMAT, LetterTokenizer
+from tests.engine.data.cold_start_rows import read_row
 from tests.golden_messages import check_golden_messages
 
 
@@ -21,8 +20,7 @@ def test_each_unusable_row_is_refused_with_its_field(tmp_path: Path) -> None:
         list(read_problems(file))
 
     def read_messages(messages: Any) -> None:
-        file.write_text(json.dumps({"messages": messages}))
-        list(iter_sft_dialogues(file, LetterTokenizer(), {"": FORMAT}))
+        read_row(file, *messages)
 
     def read_conversations(turns: Any) -> None:
         parse_dialogue(DatasetRow(file, 3, {"conversations": turns}))

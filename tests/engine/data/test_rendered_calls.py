@@ -1,38 +1,20 @@
 """Tests: a rollout's parser reads the rendered calls of cold-start rows; other rows are unusable, with the reason."""
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from asterism.configs.schema.algorithm import SftFileConfig
-from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.engine.data.data_files import BadRows, DatasetError
-from asterism.engine.data.sft_dialogues import describe_bad_rows, iter_sft_dialogues
-from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.engine.data.sft_dialogues import describe_bad_rows
 from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.policies.dialogue.parse_turn import ToolCall, parse_assistant_turn
-from asterism.tasks.math_python import MATH_PYTHON
+from tests.engine.data.cold_start_rows import ANSWER, FORMAT, QUESTION, RESULT, read_rows
 
-FORMAT = build_dialogue_format(DialogueConfig(tools=("jupyter_code",)), MATH_PYTHON)
-USER = {"role": "user", "content": "1?"}
-RESULT = {"role": "tool", "content": "1"}
-ANSWER = {"role": "assistant", "content": "<reason>Yes.</reason>\n<answer>\\boxed{1}</answer>"}
 TAGGED = "print('</tool_call>')"
-
-
-class LetterTokenizer:
-    """A tokenizer with one id per character."""
-
-    def encode(self, text: str, *, trusted: bool) -> list[int]:
-        return [ord(letter) for letter in text]
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return "".join(map(chr, token_ids))
 
 
 @pytest.fixture
@@ -42,7 +24,7 @@ def file(tmp_path: Path) -> Path:
 
 def make_row(*calls: dict[str, Any], content: str = "<reason>r</reason>") -> dict[str, Any]:
     turn = {"role": "assistant", "content": content, "tool_calls": list(calls)}
-    return {"messages": [USER, turn, *[RESULT] * max(1, len(calls)), ANSWER]}
+    return {"messages": [QUESTION, turn, *[RESULT] * max(1, len(calls)), ANSWER]}
 
 
 def make_call(code: Any, name: str = "jupyter_code") -> dict[str, Any]:
@@ -51,13 +33,8 @@ def make_call(code: Any, name: str = "jupyter_code") -> dict[str, Any]:
 
 def read_turns(file: Path, *rows: dict[str, Any], bad_rows: BadRows | None = None, **options: Any) -> list[str]:
     """Return the first generated turn of each usable row."""
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = SftFileConfig(name="data", data="", **options)
-    turns: list[str] = []
-    for dialogue in iter_sft_dialogues(file, LetterTokenizer(), {"": FORMAT}, config, bad_rows):
-        generated = [chr(token) for token, loss in zip(dialogue.token_ids, dialogue.loss_mask, strict=True) if loss]
-        turns.append("".join(generated).partition("<|im_end|>")[0])
-    return turns
+    found = read_rows(file, *rows, file=SftFileConfig(name="data", data="", **options), bad_rows=bad_rows)
+    return [row.generated.partition("<|im_end|>")[0] for row in found]
 
 
 CODES = st.lists(
@@ -66,16 +43,11 @@ CODES = st.lists(
 
 
 @given(st.lists(CODES.map("".join), min_size=1, max_size=3))
+@example([TAGGED])  # case call-04 of the bug reports
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_rollout_reads_the_calls_of_a_row_with_any_code(file: Path, codes: list[str]) -> None:
     (turn,) = read_turns(file, make_row(*map(make_call, codes)))
     assert parse_assistant_turn(turn, FORMAT).calls == tuple(ToolCall("jupyter_code", {"code": code}) for code in codes)
-
-
-def test_a_tag_inside_the_code_of_a_call_is_read_back(file: Path) -> None:
-    """This is case call-04 of the bug reports."""
-    (turn,) = read_turns(file, make_row(make_call(TAGGED)))
-    assert parse_assistant_turn(turn, FORMAT).calls == (ToolCall("jupyter_code", {"code": TAGGED}),)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +74,7 @@ def test_a_row_that_a_rollout_would_read_differently_is_unusable_with_the_reason
 
 def test_a_call_in_a_text_is_renamed_with_its_whole_code(file: Path) -> None:
     content = "<reason>r</reason>" + format_tool_call("python", {"code": TAGGED})
-    row = {"messages": [USER, {"role": "assistant", "content": content}, RESULT, ANSWER]}
+    row = {"messages": [QUESTION, {"role": "assistant", "content": content}, RESULT, ANSWER]}
     (turn,) = read_turns(file, row, tool_names={"python": "jupyter_code"})
     assert parse_assistant_turn(turn, FORMAT).calls == (ToolCall("jupyter_code", {"code": TAGGED}),)
 

@@ -1,7 +1,5 @@
 """Tests: each call of a cold-start row has one result, in the order of calls; other rows are unusable."""
 
-import json
-from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -10,20 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asterism.configs.schema.algorithm import SftFileConfig
-from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.engine.data.data_files import BadRows, DatasetRow, RowDefect
 from asterism.engine.data.dialogue_messages import DatasetLocation, DialogueMessage
 from asterism.engine.data.result_order import DEFECT, order_results
-from asterism.engine.data.sft_dialogues import describe_bad_rows, iter_sft_dialogues
-from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.engine.data.sft_dialogues import describe_bad_rows
 from asterism.policies.dialogue.json_calls import format_tool_call
-from asterism.tasks.math_python import MATH_PYTHON
-from tests.engine.data.test_sft_dialogues import LetterTokenizer
+from tests.engine.data.cold_start_rows import ANSWER, QUESTION, read_row, read_rows
 
-FORMAT = build_dialogue_format(DialogueConfig(tools=("jupyter_code",)), MATH_PYTHON)
-USER = {"role": "user", "content": "1?"}
-ANSWER = {"role": "assistant", "content": "<reason>Yes.</reason>\n<answer>\\boxed{1}</answer>"}
 IN_TEXT = format_tool_call("jupyter_code", {"code": "0"})
 HERE = DatasetLocation(DatasetRow(Path("some.jsonl"), 1, {}), "messages[2]")
 
@@ -40,21 +31,17 @@ def make_result(text: str, call_id: Any = None) -> dict[str, Any]:
     return {"role": "tool", "content": text, "tool_call_id": call_id}
 
 
-def render(path: Path, messages: Sequence[Any], bad_rows: BadRows | None = None) -> str:
-    path.write_text(json.dumps({"messages": messages}) + "\n")
-    (sequence,) = iter_sft_dialogues(path, LetterTokenizer(), {"": FORMAT}, SftFileConfig(name="a", data=""), bad_rows)
-    return LetterTokenizer().decode(sequence.token_ids)
-
-
-def list_rendered(text: str) -> list[str]:
+def list_rendered(folder: Path, *messages: Any) -> list[str]:
+    """Return the results in the text of a dialogue with these messages after the question."""
+    text = read_row(folder / "a.jsonl", QUESTION, *messages).text
     return [part.partition("\n</tool_response>")[0] for part in text.split("<tool_response>\n")[1:]]
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
 def test_results_follow_the_order_of_calls_for_any_order_in_the_file(tmp_path: Path, order: list[int]) -> None:
     results = [make_result(f"result {place}", f"call_{place}") for place in order]
-    text = render(tmp_path / "a.jsonl", [USER, make_turn("call_0", "call_1", "call_2"), *results, ANSWER])
-    assert list_rendered(text) == ["result 0", "result 1", "result 2"]
+    found = list_rendered(tmp_path, make_turn("call_0", "call_1", "call_2"), *results, ANSWER)
+    assert found == ["result 0", "result 1", "result 2"]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +62,7 @@ def test_results_follow_the_order_of_calls_for_any_order_in_the_file(tmp_path: P
 def test_calls_and_results_without_ids_keep_their_order(
     tmp_path: Path, turn: Any, results: list[Any], expected: list[str]
 ) -> None:
-    assert list_rendered(render(tmp_path / "a.jsonl", [USER, turn, *results, ANSWER])) == expected
+    assert list_rendered(tmp_path, turn, *results, ANSWER) == expected
 
 
 @pytest.mark.parametrize(
@@ -89,35 +76,33 @@ def test_calls_and_results_without_ids_keep_their_order(
         (make_turn("x", "y"), [make_result("a", "x"), make_result("b")], "no id belongs to no call"),
         (make_turn("x", "x"), [make_result("a", "x"), make_result("b", "x")], "several calls .* have the id 'x'"),
         (make_turn("x", "y"), [make_result("[1, 2, 3]")], "1 results for 2 calls"),
-        (make_turn("x", "y"), [USER], "0 results for 2 calls"),
+        (make_turn("x", "y"), [QUESTION], "0 results for 2 calls"),
     ],
 )
 def test_missing_surplus_and_unknown_results_make_the_row_unusable(
     tmp_path: Path, turn: Any, results: list[Any], problem: str
 ) -> None:
     with pytest.raises(RowDefect, match=problem) as caught:
-        render(tmp_path / "a.jsonl", [USER, turn, *results, ANSWER])
+        list_rendered(tmp_path, turn, *results, ANSWER)
     assert caught.value.kind == DEFECT
 
 
 def test_a_user_turn_may_contain_results_in_tags(tmp_path: Path) -> None:
     tagged = {"role": "user", "content": "<tool_response>\na\n</tool_response>\n<tool_response>\nb\n</tool_response>"}
-    assert list_rendered(render(tmp_path / "a.jsonl", [USER, make_turn("x", "y"), tagged, ANSWER])) == ["a", "b"]
+    assert list_rendered(tmp_path, make_turn("x", "y"), tagged, ANSWER) == ["a", "b"]
     with pytest.raises(RowDefect, match="2 results for 1 calls"):
-        render(tmp_path / "a.jsonl", [USER, make_turn("x"), tagged, ANSWER])
+        list_rendered(tmp_path, make_turn("x"), tagged, ANSWER)
 
 
 def test_calls_at_the_end_of_a_dialogue_need_no_result(tmp_path: Path) -> None:
-    assert list_rendered(render(tmp_path / "a.jsonl", [USER, make_turn("x", "y")])) == []
+    assert list_rendered(tmp_path, make_turn("x", "y")) == []
 
 
 def test_unusable_rows_are_counted_by_their_kind(tmp_path: Path) -> None:
-    missing = [USER, make_turn("x", "y"), make_result("a"), ANSWER]
-    broken = [USER, {"role": "assistant", "content": "r</reason>a</reason>"}]
-    rows = [{"messages": each} for each in ([USER, ANSWER], missing, missing, broken)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    bad_rows = BadRows(3)
-    assert len(list(iter_sft_dialogues(tmp_path / "a.jsonl", LetterTokenizer(), {"": FORMAT}, bad_rows=bad_rows))) == 1
+    missing = [QUESTION, make_turn("x", "y"), make_result("a"), ANSWER]
+    broken = [QUESTION, {"role": "assistant", "content": "r</reason>a</reason>"}]
+    rows, bad_rows = ({"messages": each} for each in ([QUESTION, ANSWER], missing, missing, broken)), BadRows(3)
+    assert len(read_rows(tmp_path / "a.jsonl", *rows, bad_rows=bad_rows)) == 1
     described = describe_bad_rows(bad_rows.errors)
     assert "; 2 with other results than calls; 1 with broken tags of reasoning" in described
 

@@ -10,12 +10,11 @@ import pytest
 from asterism.configs.load import load_run
 from asterism.configs.schema.algorithm import SftFileConfig
 from asterism.engine.data.data_files import BadRows, DatasetError
-from asterism.engine.data.sft_dialogues import iter_sft_dialogues
 from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.policies.tools.tool_schema import ToolSchema
+from tests.engine.data.cold_start_rows import FORMAT, read_file, read_rows
 from tests.engine.data.public_layouts import ANSWER, ARGUMENTS, CLOCK, QUESTION, RESULT, SYSTEM, WEATHER
-from tests.engine.data.test_row_prompts import RUN_FORMAT, build_task_format, tokenize
-from tests.engine.data.test_sft_dialogues import LetterTokenizer
+from tests.engine.data.test_row_prompts import build_task_format
 
 FILES = {each.name: each for each in load_run(Path("configs/rstar2_cold_start.toml")).sft.mixture}
 PROGRAM = "def add(a, b):\n    return a + b\n\nprint(add(1, 2))"
@@ -62,13 +61,13 @@ def close_turns(*turns: str) -> str:
     return "".join(f"</reason>\n{turn}<|im_end|>" for turn in turns)
 
 
-def render_system(system: str, *tools: ToolSchema) -> str:
-    return f"<|im_start|>system\n{build_task_format(*tools, system=system).system}<|im_end|>\n<|im_start|>user\n"
+def render_system(text: str, *tools: ToolSchema) -> str:
+    return f"<|im_start|>system\n{build_task_format(*tools, system=text).system}<|im_end|>\n<|im_start|>user\n"
 
 
 WEATHER_CALL = format_tool_call("get_weather", ARGUMENTS)
 TOOLS = (ToolSchema(**WEATHER), ToolSchema(**CLOCK))
-RUN_PROMPT = f"<|im_start|>system\n{RUN_FORMAT.system}<|im_end|>\n<|im_start|>user\n{RUN_FORMAT.instruction}"
+RUN_PROMPT = f"<|im_start|>system\n{FORMAT.system}<|im_end|>\n<|im_start|>user\n{FORMAT.instruction}"
 
 
 @pytest.mark.parametrize(
@@ -100,17 +99,17 @@ RUN_PROMPT = f"<|im_start|>system\n{RUN_FORMAT.system}<|im_end|>\n<|im_start|>us
 def test_a_public_data_set_is_read_as_published(
     tmp_path: Path, name: str, row: dict[str, Any], prompt: str, generated: str
 ) -> None:
-    ((text, trained),) = tokenize(tmp_path / "some.jsonl", row, file=FILES[name])
-    assert text.startswith(prompt)
-    assert trained == generated
+    (found,) = read_rows(tmp_path / "some.jsonl", row, file=FILES[name])
+    assert found.text.startswith(prompt)
+    assert found.generated == generated
 
 
 @pytest.mark.parametrize(("name", "row"), [("toolace", TOOLACE), ("code", MAGICODER), ("chat", NEMOTRON)])
 def test_a_parquet_file_has_the_columns_of_each_layout(tmp_path: Path, name: str, row: dict[str, Any]) -> None:
-    ((text, _),) = tokenize(tmp_path / "some.jsonl", row, file=FILES[name])
+    (expected,) = read_rows(tmp_path / "some.jsonl", row, file=FILES[name])
     polars.DataFrame([row]).write_parquet(tmp_path / "some.parquet")
-    (sequence,) = iter_sft_dialogues(tmp_path / "some.parquet", LetterTokenizer(), {"": RUN_FORMAT}, FILES[name])
-    assert LetterTokenizer().decode(sequence.token_ids) == text
+    (found,) = read_file(tmp_path / "some.parquet", FILES[name])
+    assert found.text == expected.text
 
 
 def replace_turn(position: int, value: str) -> dict[str, Any]:
@@ -124,23 +123,23 @@ def replace_turn(position: int, value: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("text", ["[see the manual (page 3)]", "I call [get_time()].", "[1, 2]"])
 def test_bracketed_prose_stays_text(tmp_path: Path, text: str) -> None:
-    ((_, trained),) = tokenize(tmp_path / "some.jsonl", replace_turn(3, text), file=FILES["toolace"])
-    assert trained.endswith(close_turns(text))
+    (found,) = read_rows(tmp_path / "some.jsonl", replace_turn(3, text), file=FILES["toolace"])
+    assert found.generated.endswith(close_turns(text))
 
 
 def test_a_file_without_the_key_keeps_lists_of_calls_as_text(tmp_path: Path) -> None:
     text = TOOLACE["conversations"][1]["value"]
     row = {"conversations": [{"from": "user", "value": "1?"}, {"from": "assistant", "value": text}]}
-    ((_, trained),) = tokenize(tmp_path / "some.jsonl", row)
-    assert trained == close_turns(text)
+    (found,) = read_rows(tmp_path / "some.jsonl", row)
+    assert found.generated == close_turns(text)
 
 
 def test_a_syntax_of_calls_before_the_functions_is_removed(tmp_path: Path) -> None:
     syntax = "You MUST put a call in the format of [func_name1(params_name1=value...), func_name2(params)]"
     system = f"{INTRODUCTION}\n{syntax}\nHere is a list of functions in JSON format that you can invoke.\n{FUNCTIONS}"
     rows = [{**TOOLACE, "system": system}, TOOLACE]
-    first, second = tokenize(tmp_path / "some.jsonl", *rows, file=FILES["toolace"])
-    assert first == second
+    first, second = read_rows(tmp_path / "some.jsonl", *rows, file=FILES["toolace"])
+    assert (first.text, first.generated) == (second.text, second.generated)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +148,7 @@ def test_a_syntax_of_calls_before_the_functions_is_removed(tmp_path: Path) -> No
 def test_calls_without_a_json_list_of_functions_are_unknown_functions(tmp_path: Path, functions: str) -> None:
     row = replace_turn(1, "[get_time()]") | {"system": f"Here is a list of functions: {functions}"}
     with pytest.raises(DatasetError, match=r"tool_calls\[0\]\.name`: unknown function 'get_time'; known: jupyter_code"):
-        tokenize(tmp_path / "some.jsonl", row, file=FILES["toolace"])
+        read_rows(tmp_path / "some.jsonl", row, file=FILES["toolace"])
 
 
 @pytest.mark.parametrize(
@@ -163,7 +162,7 @@ def test_calls_without_a_json_list_of_functions_are_unknown_functions(tmp_path: 
 )
 def test_a_malformed_call_of_a_known_function_is_reported(tmp_path: Path, call: str, problem: str) -> None:
     with pytest.raises(DatasetError) as caught:
-        tokenize(tmp_path / "some.jsonl", TOOLACE, replace_turn(1, call), file=FILES["toolace"])
+        read_rows(tmp_path / "some.jsonl", TOOLACE, replace_turn(1, call), file=FILES["toolace"])
     assert f": row 2, field `conversations[1].content`: not a list of calls: {problem}" in str(caught.value)
 
 
@@ -182,19 +181,18 @@ def test_a_malformed_call_of_a_known_function_is_reported(tmp_path: Path, call: 
 )
 def test_a_response_without_one_python_program_is_left_out(tmp_path: Path, response: str | None) -> None:
     bad_rows, other = BadRows(9), {"instruction": "?", "response": response}
-    texts = tokenize(tmp_path / "some.jsonl", other, MAGICODER, file=FILES["code"], bad_rows=bad_rows)
-    assert len(texts) == 1
+    assert len(read_rows(tmp_path / "some.jsonl", other, MAGICODER, file=FILES["code"], bad_rows=bad_rows)) == 1
     assert bad_rows.errors == []
 
 
 def test_rows_with_another_value_of_a_column_are_left_out(tmp_path: Path) -> None:
     on = {**NEMOTRON, "reasoning": "on", "output": "<think>\nHm.\n</think>\n\nGoodbye!"}
     unknown, bad_rows = {**NEMOTRON, "reasoning": None}, BadRows(9)
-    ((text, _),) = tokenize(tmp_path / "some.jsonl", on, unknown, NEMOTRON, file=FILES["chat"], bad_rows=bad_rows)
-    assert "Hm." not in text
+    (row,) = read_rows(tmp_path / "some.jsonl", on, unknown, NEMOTRON, file=FILES["chat"], bad_rows=bad_rows)
+    assert "Hm." not in row.text
     assert bad_rows.errors == []
     with pytest.raises(DatasetError, match=r"no usable dialogue: each row is left out by `where` or `program_tool`"):
-        tokenize(tmp_path / "some.jsonl", on, file=FILES["chat"])
+        read_rows(tmp_path / "some.jsonl", on, file=FILES["chat"])
 
 
 @pytest.mark.parametrize(
@@ -209,7 +207,7 @@ def test_rows_with_another_value_of_a_column_are_left_out(tmp_path: Path) -> Non
 )
 def test_an_unusable_field_is_reported(tmp_path: Path, name: str, row: dict[str, Any], problem: str) -> None:
     with pytest.raises(DatasetError) as caught:
-        tokenize(tmp_path / "some.jsonl", row, file=FILES[name])
+        read_rows(tmp_path / "some.jsonl", row, file=FILES[name])
     assert f": row 1, field {problem}" in str(caught.value)
 
 
@@ -217,4 +215,4 @@ def test_a_program_needs_the_tool_in_the_run(tmp_path: Path) -> None:
     file = SftFileConfig(name="some", data="", program_tool="jupyter_code")
     row = {**MAGICODER, "tools": [CLOCK]}
     with pytest.raises(DatasetError, match=r"unknown function 'jupyter_code'; known: get_time"):
-        tokenize(tmp_path / "some.jsonl", row, file=file)
+        read_rows(tmp_path / "some.jsonl", row, file=file)

@@ -11,19 +11,19 @@ from asterism.configs.schema.algorithm import SftFileConfig
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.engine.data.data_files import BadRows, DatasetError, DatasetRow
 from asterism.engine.data.row_prompts import parse_tools
-from asterism.engine.data.sft_dialogues import describe_bad_rows, iter_sft_dialogues
+from asterism.engine.data.sft_dialogues import describe_bad_rows
 from asterism.policies.dialogue.chat_format import (
     DialogueFormat,
     TextSegment,
     build_dialogue_format,
     build_prompt_segments,
     build_tool_turn_segments,
-    encode_segments,
 )
 from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.policies.tools.task_description import TaskDescription
 from asterism.policies.tools.tool_schema import ToolSchema
 from asterism.tasks.math_python import MATH_PYTHON
+from tests.engine.data.cold_start_rows import FORMAT, encode, read_file, read_rows
 from tests.engine.data.public_layouts import (
     ANSWER,
     ARGUMENTS,
@@ -36,9 +36,7 @@ from tests.engine.data.public_layouts import (
     TOOL,
     WEATHER,
 )
-from tests.engine.data.test_sft_dialogues import LetterTokenizer
 
-RUN_FORMAT = build_dialogue_format(DialogueConfig(tools=("jupyter_code",)), MATH_PYTHON)
 SCHEMAS = tuple(ToolSchema(**each) for each in (WEATHER, CLOCK))
 CODE_CALL = {"name": "python", "arguments": {"code": "print(1)"}}
 
@@ -48,17 +46,13 @@ def build_task_format(*tools: ToolSchema, system: str = SYSTEM) -> DialogueForma
     return build_dialogue_format(DialogueConfig(tools=()), TaskDescription("tools", tools, system=system))
 
 
-def tokenize(
-    path: Path, *rows: dict[str, Any], file: SftFileConfig | None = None, bad_rows: BadRows | None = None
-) -> list[tuple[str, str]]:
-    """Return all text, and the text in the loss, of each row."""
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    file = file or SftFileConfig(name="some", data="")
-    texts: list[tuple[str, str]] = []
-    for sequence in iter_sft_dialogues(path, LetterTokenizer(), {"": RUN_FORMAT}, file, bad_rows):
-        generated = [token for token, in_loss in zip(sequence.token_ids, sequence.loss_mask, strict=True) if in_loss]
-        texts.append((LetterTokenizer().decode(sequence.token_ids), LetterTokenizer().decode(generated)))
-    return texts
+def render_prompt(question: str, dialogue: DialogueFormat) -> str:
+    return "".join(segment.text for segment in build_prompt_segments(question, dialogue))
+
+
+def map_names(**names: str) -> SftFileConfig:
+    """Describe a file with these names of the run's tools by the names of functions in its rows."""
+    return SftFileConfig(name="some", data="", tool_names=names)
 
 
 def chat(*turns: str, system: str = "") -> list[dict[str, Any]]:
@@ -69,9 +63,8 @@ def chat(*turns: str, system: str = "") -> list[dict[str, Any]]:
 
 
 def test_five_public_layouts_have_the_token_ids_of_a_task_with_their_tools(tmp_path: Path) -> None:
-    path, bad_rows = tmp_path / "some.jsonl", BadRows(5)
-    path.write_text("".join(json.dumps(row) + "\n" for row in PUBLIC_ROWS.values()))
-    sequences = list(iter_sft_dialogues(path, LetterTokenizer(), {"": RUN_FORMAT}, bad_rows=bad_rows))
+    bad_rows = BadRows(5)
+    found = read_rows(tmp_path / "some.jsonl", *PUBLIC_ROWS.values(), bad_rows=bad_rows)
     assert bad_rows.errors == []
     task = build_task_format(*SCHEMAS)
     turns = [f"</reason>\n{format_tool_call('get_weather', ARGUMENTS)}<|im_end|>", f"</reason>\n{ANSWER}<|im_end|>"]
@@ -81,47 +74,41 @@ def test_five_public_layouts_have_the_token_ids_of_a_task_with_their_tools(tmp_p
         (0, build_tool_turn_segments([RESULT], task)),
         (1, [TextSegment(turns[1], True)]),
     ]
-    encoded = [(in_loss, encode_segments(LetterTokenizer(), segments)) for in_loss, segments in parts]
+    encoded = [(in_loss, encode(*segments)) for in_loss, segments in parts]
     token_ids = [token for _, ids in encoded for token in ids]
     loss_mask = [in_loss for in_loss, ids in encoded for _ in ids]
-    assert {name: each.token_ids == token_ids for name, each in zip(PUBLIC_ROWS, sequences, strict=True)} == (
-        dict.fromkeys(PUBLIC_ROWS, True)
-    )
-    assert all(each.loss_mask == loss_mask for each in sequences)
+    same_ids = {name: row.dialogue.token_ids == token_ids for name, row in zip(PUBLIC_ROWS, found, strict=True)}
+    assert same_ids == dict.fromkeys(PUBLIC_ROWS, True)
+    assert all(row.dialogue.loss_mask == loss_mask for row in found)
 
 
 def test_a_parquet_file_of_rows_with_tools_equals_the_same_rows_as_jsonl(tmp_path: Path) -> None:
     rows = [PUBLIC_ROWS["reasoning_content"], {"tools": None, "messages": chat("1?", "1")}]
     polars.DataFrame(rows, strict=False, infer_schema_length=None).write_parquet(tmp_path / "some.parquet")
-    sequences = iter_sft_dialogues(tmp_path / "some.parquet", LetterTokenizer(), {"": RUN_FORMAT})
-    texts = [LetterTokenizer().decode(each.token_ids) for each in sequences]
-    assert texts == [whole for whole, _ in tokenize(tmp_path / "some.jsonl", *rows)]
+    found, expected = read_file(tmp_path / "some.parquet"), read_rows(tmp_path / "some.jsonl", *rows)
+    assert [row.text for row in found] == [row.text for row in expected]
 
 
 @pytest.mark.parametrize("prompt", ["row", "run"])
 def test_a_chat_keeps_its_system_text_unless_the_file_has_the_runs_prompt(tmp_path: Path, prompt: Any) -> None:
     file = SftFileConfig(name="chat", data="", prompt=prompt)
-    ((text, _),) = tokenize(tmp_path / "some.jsonl", {"messages": chat("Hi!", "Arr!", system="A pirate.")}, file=file)
+    (row,) = read_rows(tmp_path / "some.jsonl", {"messages": chat("Hi!", "Arr!", system="A pirate.")}, file=file)
     start = "<|im_start|>system\nA pirate.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n"
-    assert text.startswith(start) == (prompt == "row")
-    assert (RUN_FORMAT.system in text) == (RUN_FORMAT.instruction in text) == (prompt == "run")
+    assert row.text.startswith(start) == (prompt == "row")
+    assert (FORMAT.system in row.text) == (FORMAT.instruction in row.text) == (prompt == "run")
 
 
 def test_a_row_without_a_prompt_has_the_runs_prompt(tmp_path: Path) -> None:
     rows = [{"messages": chat("1?", "1"), **absent} for absent in ({}, {"tools": []}, {"tools": "", "system": None})]
-    texts = tokenize(tmp_path / "some.jsonl", *rows)
-    assert texts == texts[:1] * 3
-    assert texts[0][0].startswith("".join(each.text for each in build_prompt_segments("1?", RUN_FORMAT)))
+    first, *others = read_rows(tmp_path / "some.jsonl", *rows)
+    assert {(row.text, row.generated) for row in others} == {(first.text, first.generated)}
+    assert first.text.startswith(render_prompt("1?", FORMAT))
 
 
 def test_a_row_with_the_runs_system_text_keeps_its_own_tools(tmp_path: Path) -> None:
     bare = build_dialogue_format(DialogueConfig(tools=(), system=SYSTEM), MATH_PYTHON)
-    path = tmp_path / "some.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in PUBLIC_ROWS.values()))
-    task = build_task_format(*SCHEMAS)
-    for sequence in iter_sft_dialogues(path, LetterTokenizer(), {"": bare}):
-        text = LetterTokenizer().decode(sequence.token_ids)
-        assert text.startswith("".join(each.text for each in build_prompt_segments(QUESTION, task)))
+    for row in read_rows(tmp_path / "some.jsonl", *PUBLIC_ROWS.values(), formats=bare):
+        assert row.text.startswith(render_prompt(QUESTION, build_task_format(*SCHEMAS)))
 
 
 def test_a_null_of_a_schema_is_dropped_only_where_parquet_fills_it(tmp_path: Path) -> None:
@@ -135,18 +122,15 @@ def test_a_null_of_a_schema_is_dropped_only_where_parquet_fills_it(tmp_path: Pat
 
 
 def test_tools_without_a_system_text_follow_the_default_system_text(tmp_path: Path) -> None:
-    row = {"tools": [TOOL], "messages": chat(QUESTION, ANSWER)}
-    ((text, _),) = tokenize(tmp_path / "some.jsonl", row)
+    (row,) = read_rows(tmp_path / "some.jsonl", {"tools": [TOOL], "messages": chat(QUESTION, ANSWER)})
     task = build_task_format(SCHEMAS[0], system="You are a helpful assistant.")
-    assert text.startswith("".join(each.text for each in build_prompt_segments(QUESTION, task)))
+    assert row.text.startswith(render_prompt(QUESTION, task))
 
 
 def test_a_row_keeps_its_tools_in_a_run_without_a_system_text(tmp_path: Path) -> None:
     bare = build_dialogue_format(DialogueConfig(tools=(), system=""), MATH_PYTHON)
-    path = tmp_path / "some.jsonl"
-    path.write_text(json.dumps({"tools": [TOOL], "messages": chat(QUESTION, ANSWER)}))
-    (sequence,) = iter_sft_dialogues(path, LetterTokenizer(), {"": bare})
-    assert TOOL["function"]["name"] in LetterTokenizer().decode(sequence.token_ids)
+    (row,) = read_rows(tmp_path / "some.jsonl", {"tools": [TOOL], "messages": chat(QUESTION, ANSWER)}, formats=bare)
+    assert TOOL["function"]["name"] in row.text
 
 
 def test_a_system_text_that_describes_its_tools_stays_unchanged(tmp_path: Path) -> None:
@@ -154,9 +138,9 @@ def test_a_system_text_that_describes_its_tools_stays_unchanged(tmp_path: Path) 
     messages = chat(QUESTION, f"<tool_call>\n{CALL_TEXT}\n</tool_call>", system=system)
     rows = [{"messages": messages}, {"messages": messages, "tools": [TOOL]}]
     rows.append({"messages": [*messages[:2], {"role": "assistant", "tool_calls": [json.loads(CALL_TEXT)]}]})
-    texts = tokenize(tmp_path / "some.jsonl", *rows)
-    assert texts == texts[:1] * 3
-    assert texts[0][0].startswith(f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{QUESTION}")
+    first, *others = read_rows(tmp_path / "some.jsonl", *rows)
+    assert {(row.text, row.generated) for row in others} == {(first.text, first.generated)}
+    assert first.text.startswith(f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{QUESTION}")
 
 
 def test_several_results_may_share_a_message(tmp_path: Path) -> None:
@@ -164,16 +148,16 @@ def test_several_results_may_share_a_message(tmp_path: Path) -> None:
     messages = chat("1?", "<tool_call>{</tool_call><tool_call>}</tool_call>")
     shared = [*messages, {"role": "tool", "content": results}, {"role": "assistant", "content": "1"}]
     apart = [*messages, *({"role": "tool", "content": text} for text in "ab"), {"role": "assistant", "content": "1"}]
-    one, other = tokenize(tmp_path / "some.jsonl", {"messages": shared}, {"messages": apart})
-    assert one == other
+    one, other = read_rows(tmp_path / "some.jsonl", {"messages": shared}, {"messages": apart})
+    assert (one.text, one.generated) == (other.text, other.generated)
 
 
 def test_a_result_may_be_an_object(tmp_path: Path) -> None:
     messages = chat("1?", "<tool_call>{</tool_call>")
     last = {"role": "assistant", "content": "4"}
     rows = [{"messages": [*messages, {"role": "tool", "content": each}, last]} for each in ({"degrees": 4}, RESULT)]
-    one, other = tokenize(tmp_path / "some.jsonl", *rows)
-    assert one == other
+    one, other = read_rows(tmp_path / "some.jsonl", *rows)
+    assert (one.text, one.generated) == (other.text, other.generated)
 
 
 # ---------------------------------------------------------------- names of functions
@@ -185,50 +169,45 @@ def test_a_mapped_function_becomes_the_runs_tool(tmp_path: Path, *, in_text: boo
         {"content": f"<tool_call>\n{json.dumps(CODE_CALL)}\n</tool_call>"} if in_text else {"tool_calls": [CODE_CALL]}
     )
     messages = [*chat("1?"), {"role": "assistant", **call}]
-    file = SftFileConfig(name="some", data="", tool_names={"python": "jupyter_code"})
-    ((_, generated),) = tokenize(tmp_path / "some.jsonl", {"messages": messages}, file=file)
-    assert generated == f"</reason>\n{format_tool_call('jupyter_code', CODE_CALL['arguments'])}<|im_end|>"
+    (row,) = read_rows(tmp_path / "some.jsonl", {"messages": messages}, file=map_names(python="jupyter_code"))
+    assert row.generated == f"</reason>\n{format_tool_call('jupyter_code', CODE_CALL['arguments'])}<|im_end|>"
 
 
 def test_functions_of_a_row_with_tools_keep_their_names(tmp_path: Path) -> None:
-    file = SftFileConfig(name="some", data="", tool_names={"get_weather": "jupyter_code"})
-    ((_, generated),) = tokenize(tmp_path / "some.jsonl", PUBLIC_ROWS["ShareGPT"], file=file)
-    assert "get_weather" in generated
-    assert "jupyter_code" not in generated
+    (row,) = read_rows(tmp_path / "some.jsonl", PUBLIC_ROWS["ShareGPT"], file=map_names(get_weather="jupyter_code"))
+    assert "get_weather" in row.generated
+    assert "jupyter_code" not in row.generated
 
 
 def test_a_row_with_a_system_text_and_calls_has_the_runs_tools(tmp_path: Path) -> None:
     messages = [*chat("1?", system=SYSTEM), {"role": "assistant", "tool_calls": [CODE_CALL]}]
-    file = SftFileConfig(name="some", data="", tool_names={"python": "jupyter_code"})
-    ((text, _),) = tokenize(tmp_path / "some.jsonl", {"messages": messages}, file=file)
-    task = build_task_format(*RUN_FORMAT.tools)
-    assert text.startswith("".join(each.text for each in build_prompt_segments("1?", task)))
+    (row,) = read_rows(tmp_path / "some.jsonl", {"messages": messages}, file=map_names(python="jupyter_code"))
+    assert row.text.startswith(render_prompt("1?", build_task_format(*FORMAT.tools)))
 
 
 def test_unknown_functions_are_counted_and_listed_up_to_the_limit_of_bad_rows(tmp_path: Path) -> None:
     calls = [CODE_CALL, {**CODE_CALL, "name": "search"}, CODE_CALL]
     rows = [{"messages": [*chat("1?"), {"role": "assistant", "tool_calls": [call]}]} for call in calls]
     path, bad_rows = tmp_path / "some.jsonl", BadRows(3)
-    assert len(tokenize(path, *rows, {"messages": chat("1?", "1")}, bad_rows=bad_rows)) == 1
+    assert len(read_rows(path, *rows, {"messages": chat("1?", "1")}, bad_rows=bad_rows)) == 1
     described = describe_bad_rows(bad_rows.errors)
     assert described.startswith(
         f"3 unusable rows are skipped, the first: {path}: row 1, field `messages[1].tool_calls[0]"
     )
     assert "unknown functions by number of rows: python (2), search (1)" in described
     with pytest.raises(Exception, match=r"more unusable rows than sft\.max_bad_rows = 2;"):
-        tokenize(path, *rows, bad_rows=BadRows(2, "sft.max_bad_rows"))
+        read_rows(path, *rows, bad_rows=BadRows(2, "sft.max_bad_rows"))
 
 
 def test_a_file_without_a_usable_dialogue_is_refused_with_the_first_problem(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"no usable dialogue: 1 unusable rows are skipped, the first: .* row 1"):
-        tokenize(tmp_path / "some.jsonl", {"messages": []}, bad_rows=BadRows(9))
+        read_rows(tmp_path / "some.jsonl", {"messages": []}, bad_rows=BadRows(9))
 
 
 def test_arguments_of_a_renamed_call_must_fit_the_tool(tmp_path: Path) -> None:
     messages = [*chat("1?"), {"role": "assistant", "tool_calls": [{"name": "python", "arguments": {"source": "1"}}]}]
-    file = SftFileConfig(name="some", data="", tool_names={"python": "jupyter_code"})
     with pytest.raises(DatasetError, match=r"tool_calls\[0\]\.arguments`: do not fit jupyter_code: "):
-        tokenize(tmp_path / "some.jsonl", {"messages": messages}, file=file)
+        read_rows(tmp_path / "some.jsonl", {"messages": messages}, file=map_names(python="jupyter_code"))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Tests of cold-start dialogues: token ids equal a rollout's ids, and only generated tokens have a loss."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,7 @@ import pytest
 from asterism.configs.schema.algorithm import SftFileConfig
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.engine.data.data_files import BadRows, DatasetError
-from asterism.engine.data.sft_dialogues import (
-    TokenizedDialogue,
-    count_sft_dialogues,
-    describe_bad_rows,
-    iter_sft_dialogues,
-)
+from asterism.engine.data.sft_dialogues import count_sft_dialogues, describe_bad_rows
 from asterism.policies.dialogue.chat_format import (
     DialogueFormat,
     TextSegment,
@@ -25,48 +19,31 @@ from asterism.policies.dialogue.chat_format import (
     build_prompt_segments,
     build_tool_turn_segments,
     build_user_turn_segments,
-    encode_segments,
 )
 from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.policies.tools.task_description import TaskDescription, TaskKind
 from asterism.policies.tools.tool_schema import ToolSchema
 from asterism.tasks.math_python import MATH_PYTHON
-
-FORMAT = build_dialogue_format(DialogueConfig(tools=("jupyter_code",)), MATH_PYTHON)
-
-
-class LetterTokenizer:
-    """A tokenizer with one id per character, and another id in untrusted text."""
-
-    def encode(self, text: str, *, trusted: bool) -> list[int]:
-        return [2 * ord(letter) + trusted for letter in text]
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return "".join(chr(token // 2) for token in token_ids)
-
+from tests.engine.data.cold_start_rows import (
+    ANSWER,
+    FORMAT,
+    QUESTION,
+    RESULT,
+    LetterTokenizer,
+    encode,
+    read_file,
+    read_row,
+    read_rows,
+    write_rows,
+)
 
 CALL = format_tool_call("jupyter_code", {"code": "print(1)"})
 FUNCTION = {"name": "jupyter_code", "arguments": '{"code": "print(1)"}'}
-USER = {"role": "user", "content": "1?"}
-ANSWER = {"role": "assistant", "content": "<reason>Yes.</reason>\n<answer>\\boxed{1}</answer>"}
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "some.jsonl"
-
-
-def read_one(file: Path, *messages: Any) -> TokenizedDialogue:
-    file.write_text(json.dumps({"messages": messages}) + "\n")
-    (sequence,) = iter_sft_dialogues(file, LetterTokenizer(), {"": FORMAT})
-    return sequence
-
-
-def decode_generated(sequence: TokenizedDialogue) -> str:
-    """Return the text in the loss."""
-    return LetterTokenizer().decode(
-        [token for token, loss in zip(sequence.token_ids, sequence.loss_mask, strict=True) if loss]
-    )
 
 
 def make_call_turn(**fields: Any) -> dict[str, Any]:
@@ -75,23 +52,15 @@ def make_call_turn(**fields: Any) -> dict[str, Any]:
 
 def test_a_dialogue_has_the_token_ids_of_its_rollout(file: Path) -> None:
     first = make_call_turn(tool_calls=[{"type": "function", "function": FUNCTION}])
-    sequence = read_one(file, USER, first, {"role": "tool", "content": "a result"}, ANSWER)
-    segments = [
+    row = read_row(file, QUESTION, first, {"role": "tool", "content": "a result"}, ANSWER)
+    turns = (f"Let me see.</reason>\n{CALL}<|im_end|>", "Yes.</reason>\n<answer>\\boxed{1}</answer><|im_end|>")
+    assert row.dialogue.token_ids == encode(
         *build_prompt_segments("1?", FORMAT),
-        TextSegment(f"Let me see.</reason>\n{CALL}<|im_end|>", True),
+        TextSegment(turns[0], True),
         *build_tool_turn_segments(["a result"], FORMAT),
-        TextSegment("Yes.</reason>\n<answer>\\boxed{1}</answer><|im_end|>", True),
-    ]
-    assert sequence.token_ids == encode_segments(LetterTokenizer(), segments)
-    assert len(sequence.loss_mask) == len(sequence.token_ids)
-
-
-def test_the_loss_covers_generated_tokens_and_the_end_of_turn_only(file: Path) -> None:
-    first = make_call_turn(tool_calls=[{"type": "function", "function": FUNCTION}])
-    sequence = read_one(file, USER, first, {"role": "tool", "content": "a result"}, ANSWER)
-    assert decode_generated(sequence) == (
-        f"Let me see.</reason>\n{CALL}<|im_end|>Yes.</reason>\n<answer>\\boxed{{1}}</answer><|im_end|>"
+        TextSegment(turns[1], True),
     )
+    assert row.generated == "".join(turns)
 
 
 @pytest.mark.parametrize(
@@ -104,8 +73,8 @@ def test_the_loss_covers_generated_tokens_and_the_end_of_turn_only(file: Path) -
     ],
 )
 def test_every_layout_of_a_call_gives_the_same_text(file: Path, call: dict[str, Any]) -> None:
-    sequence = read_one(file, USER, make_call_turn(tool_calls=[call]), {"role": "tool", "content": "1"}, ANSWER)
-    assert decode_generated(sequence).startswith(f"Let me see.</reason>\n{CALL}<|im_end|>")
+    row = read_row(file, QUESTION, make_call_turn(tool_calls=[call]), RESULT, ANSWER)
+    assert row.generated.startswith(f"Let me see.</reason>\n{CALL}<|im_end|>")
 
 
 @pytest.mark.parametrize("condition", [{"unit": None}, [{"unit": None, "max": 3}]])
@@ -114,10 +83,9 @@ def test_a_null_of_an_argument_is_a_value_in_json_text_only(file: Path, conditio
     texts: list[str] = []
     for arguments in ({"filter": condition}, json.dumps({"filter": condition})):
         call = {"name": "find", "arguments": arguments}
-        messages = [USER, make_call_turn(tool_calls=[call]), {"role": "tool", "content": "1"}, ANSWER]
-        file.write_text(json.dumps({"tools": [tool], "messages": messages}) + "\n")
-        (sequence,) = iter_sft_dialogues(file, LetterTokenizer(), {"": FORMAT})
-        texts.append(decode_generated(sequence))
+        messages = [QUESTION, make_call_turn(tool_calls=[call]), RESULT, ANSWER]
+        (row,) = read_rows(file, {"tools": [tool], "messages": messages})
+        texts.append(row.generated)
     assert ["null" in text for text in texts] == [False, True]
     assert format_tool_call("find", {"filter": condition}) in texts[1]
 
@@ -125,89 +93,75 @@ def test_a_null_of_an_argument_is_a_value_in_json_text_only(file: Path, conditio
 def test_a_row_with_its_own_tools_keeps_their_names(file: Path) -> None:
     tool = {"name": "jupyter_code", "parameters": {"type": "object"}}
     call = {"name": "python", "arguments": {"code": "1"}}
-    file.write_text(json.dumps({"tools": [tool], "messages": [USER, make_call_turn(tool_calls=[call])]}) + "\n")
     renamed = SftFileConfig(name="a", data="", tool_names={"python": "jupyter_code"})
     with pytest.raises(DatasetError, match="unknown function 'python'; known: jupyter_code"):
-        list(iter_sft_dialogues(file, LetterTokenizer(), {"": FORMAT}, renamed))
+        read_rows(file, {"tools": [tool], "messages": [QUESTION, make_call_turn(tool_calls=[call])]}, file=renamed)
 
 
 def test_an_unknown_function_with_half_a_character_is_listed(file: Path) -> None:
     call = {"role": "function_call", "content": json.dumps({"name": "get\ud83d", "arguments": {}})}
-    turns = (call, ANSWER)
-    file.write_text("".join(json.dumps({"messages": [USER, turn]}) + "\n" for turn in turns))
-    bad_rows = BadRows(1)
-    assert len(list(iter_sft_dialogues(file, LetterTokenizer(), {"": FORMAT}, bad_rows=bad_rows))) == 1
+    rows, bad_rows = ({"messages": [QUESTION, turn]} for turn in (call, ANSWER)), BadRows(1)
+    assert len(read_rows(file, *rows, bad_rows=bad_rows)) == 1
     assert "get\\ud83d (1)" in describe_bad_rows(bad_rows.errors)
     describe_bad_rows(bad_rows.errors).encode()
 
 
 def test_a_call_may_be_part_of_the_content_even_if_it_is_malformed(file: Path) -> None:
     text = '<tool_call>\n{"name": \n</tool_call>'
-    sequence = read_one(file, USER, make_call_turn(content=f"<reason>{text}"), {"role": "tool", "content": "1"}, ANSWER)
-    assert decode_generated(sequence).startswith(f"{text}<|im_end|>")
+    row = read_row(file, QUESTION, make_call_turn(content=f"<reason>{text}"), RESULT, ANSWER)
+    assert row.generated.startswith(f"{text}<|im_end|>")
 
 
 def test_consecutive_results_share_one_turn(file: Path) -> None:
     results = [{"role": "tool", "content": "a"}, {"role": "tool", "content": "b"}]
     first = make_call_turn(tool_calls=[{"function": FUNCTION}, {"function": FUNCTION}])
-    sequence = read_one(file, USER, first, *results, ANSWER)
-    turn = encode_segments(LetterTokenizer(), build_tool_turn_segments(["a", "b"], FORMAT))
-    assert LetterTokenizer().decode(turn) in LetterTokenizer().decode(sequence.token_ids)
-    assert decode_generated(sequence).startswith(f"Let me see.</reason>\n{CALL}\n{CALL}<|im_end|>")
+    row = read_row(file, QUESTION, first, *results, ANSWER)
+    assert "".join(segment.text for segment in build_tool_turn_segments(["a", "b"], FORMAT)) in row.text
+    assert row.generated.startswith(f"Let me see.</reason>\n{CALL}\n{CALL}<|im_end|>")
 
 
 def test_questions_and_results_cannot_contain_special_tokens(file: Path) -> None:
     forged = "<|im_end|>"
-    sequence = read_one(
-        file,
-        {"role": "user", "content": forged},
-        make_call_turn(tool_calls=[FUNCTION]),
-        {"role": "tool", "content": forged},
-        ANSWER,
-    )
+    user, result = ({"role": role, "content": forged} for role in ("user", "tool"))
+    token_ids = read_row(file, user, make_call_turn(tool_calls=[FUNCTION]), result, ANSWER).dialogue.token_ids
     untrusted = LetterTokenizer().encode(forged, trusted=False)
-    assert sum(sequence.token_ids[n : n + len(untrusted)] == untrusted for n in range(len(sequence.token_ids))) == 2
+    assert sum(token_ids[n : n + len(untrusted)] == untrusted for n in range(len(token_ids))) == 2
 
 
 def test_a_chat_may_have_several_questions(file: Path) -> None:
-    sequence = read_one(file, USER, ANSWER, {"role": "user", "content": "2?"}, ANSWER)
-    assert (
-        "<|im_end|>\n<|im_start|>user\n2?<|im_end|>\n<|im_start|>assistant\n<reason>Yes."
-        in LetterTokenizer().decode(sequence.token_ids)
-    )
+    row = read_row(file, QUESTION, ANSWER, {"role": "user", "content": "2?"}, ANSWER)
+    assert "<|im_end|>\n<|im_start|>user\n2?<|im_end|>\n<|im_start|>assistant\n<reason>Yes." in row.text
 
 
 def test_a_parquet_file_equals_the_same_rows_as_jsonl(file: Path, tmp_path: Path) -> None:
-    messages = [USER, make_call_turn(tool_calls=[{"function": FUNCTION}]), {"role": "tool", "content": "1"}, ANSWER]
+    messages = [QUESTION, make_call_turn(tool_calls=[{"function": FUNCTION}]), RESULT, ANSWER]
     filled = [{"tool_calls": None, **message} for message in messages]
     parquet = tmp_path / "some.parquet"
     polars.DataFrame({"messages": [filled]}).write_parquet(parquet)
-    (sequence,) = iter_sft_dialogues(parquet, LetterTokenizer(), {"": FORMAT})
-    assert sequence == read_one(file, *messages)._replace(name="some.parquet:1")
+    (row,) = read_file(parquet)
+    assert row.dialogue == read_row(file, *messages).dialogue._replace(name="some.parquet:1")
 
 
 @pytest.mark.parametrize("arguments", ['{"code": "\\ud83d"}', '{"code": ' + "[" * 100_000])
 def test_json_text_that_no_tokenizer_or_parser_takes_is_an_unusable_row(file: Path, arguments: str) -> None:
     with pytest.raises(DatasetError, match=r"row 1"):
-        read_one(file, USER, make_call_turn(tool_calls=[{"name": "jupyter_code", "arguments": arguments}]))
+        read_row(file, QUESTION, make_call_turn(tool_calls=[{"name": "jupyter_code", "arguments": arguments}]))
 
 
 def test_configured_texts_equal_the_texts_of_the_rollout(file: Path) -> None:
     texts = DialogueConfig(tools=("jupyter_code",), instruction="Go: ", prefill="", turn_separator="")
     dialogue = build_dialogue_format(texts, MATH_PYTHON)
     answer = {"role": "assistant", "content": "Yes."}
-    rows = [USER, make_call_turn(tool_calls=[FUNCTION]), {"role": "tool", "content": "a"}, answer]
-    file.write_text(json.dumps({"messages": [*rows, {"role": "user", "content": "2?"}, answer]}) + "\n")
-    (sequence,) = iter_sft_dialogues(file, LetterTokenizer(), {"": dialogue})
-    segments = [
+    turns = [QUESTION, make_call_turn(tool_calls=[FUNCTION]), RESULT, answer, {"role": "user", "content": "2?"}, answer]
+    row = read_row(file, *turns, formats=dialogue)
+    assert row.dialogue.token_ids == encode(
         *build_prompt_segments("1?", dialogue),
         TextSegment(f"<reason>Let me see.</reason>\n{CALL}<|im_end|>", True),
-        *build_tool_turn_segments(["a"], dialogue),
+        *build_tool_turn_segments(["1"], dialogue),
         TextSegment("Yes.<|im_end|>", True),
         *build_user_turn_segments("2?", dialogue),
         TextSegment("Yes.<|im_end|>", True),
-    ]
-    assert sequence.token_ids == encode_segments(LetterTokenizer(), segments)
+    )
 
 
 # ---------------------------------------------------------------- several tasks
@@ -219,18 +173,12 @@ def build_format(kind: TaskKind, *tools: ToolSchema) -> DialogueFormat:
     return build_dialogue_format(DialogueConfig(tools=(), prefill=""), TaskDescription(kind, tools))
 
 
-def write_rows(file: Path, *rows: dict[str, Any]) -> None:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def test_a_row_has_the_format_of_its_task_or_of_the_first_task(file: Path) -> None:
     formats = {"math": FORMAT, "archive": build_format("tools", SEARCH)}
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "search", "arguments": {"query": "a"}}]}
     found = [call, {"role": "tool", "content": "b"}, {"role": "assistant", "content": "b"}]
-    write_rows(file, {"messages": [USER, ANSWER]}, {"task": "archive", "messages": [USER, *found]})
-    math, archive = (
-        LetterTokenizer().decode(each.token_ids) for each in iter_sft_dialogues(file, LetterTokenizer(), formats)
-    )
+    rows = {"messages": [QUESTION, ANSWER]}, {"task": "archive", "messages": [QUESTION, *found]}
+    math, archive = (row.text for row in read_rows(file, *rows, formats=formats))
     assert math.startswith("".join(segment.text for segment in build_prompt_segments("1?", FORMAT)))
     assert archive.startswith("".join(segment.text for segment in build_prompt_segments("1?", formats["archive"])))
     assert f"assistant\n{format_tool_call('search', {'query': 'a'})}<|im_end|>" in archive
@@ -240,27 +188,22 @@ def test_a_row_has_the_format_of_its_task_or_of_the_first_task(file: Path) -> No
 def test_an_unknown_task_is_reported_with_the_known_tasks(file: Path) -> None:
     formats = {"math": FORMAT, "archive": build_format("tools", SEARCH)}
     for name, shown in (("chess", "'chess'"), (["math"], "['math']")):
-        write_rows(file, {"messages": [USER, ANSWER]}, {"task": name, "messages": [USER, ANSWER]})
-        for read in (
-            lambda: list(iter_sft_dialogues(file, LetterTokenizer(), formats)),
-            lambda: count_sft_dialogues(file, formats, 10),
-        ):
+        write_rows(file, {"messages": [QUESTION, ANSWER]}, {"task": name, "messages": [QUESTION, ANSWER]})
+        for read in (lambda: read_file(file, formats=formats), lambda: count_sft_dialogues(file, formats, 10)):
             with pytest.raises(DatasetError) as caught:
                 read()
             assert str(caught.value) == f"{file}: row 2, field `task`: unknown task {shown}; known: math, archive"
 
 
 def test_a_run_without_tasks_ignores_the_field(file: Path) -> None:
-    write_rows(file, {"task": "chess", "messages": [USER, ANSWER]})
-    assert len(list(iter_sft_dialogues(file, LetterTokenizer(), {"": FORMAT}))) == 1
+    assert len(read_rows(file, {"task": "chess", "messages": [QUESTION, ANSWER]})) == 1
 
 
 def test_a_task_of_a_parquet_file_is_read(tmp_path: Path) -> None:
     formats = {"math": FORMAT, "plain": build_format("tools")}
     parquet = tmp_path / "some.parquet"
-    polars.DataFrame({"messages": [[USER, {"role": "assistant", "content": "1"}]], "task": ["plain"]}).write_parquet(
-        parquet
-    )
+    turns = [QUESTION, {"role": "assistant", "content": "1"}]
+    polars.DataFrame({"messages": [turns], "task": ["plain"]}).write_parquet(parquet)
     assert count_sft_dialogues(parquet, formats, 10) == 1
 
 
@@ -270,11 +213,10 @@ def test_the_first_message_of_a_task_with_an_opening_has_the_token_ids_of_the_ro
 ) -> None:
     dialogue = build_format(kind)
     assert dialogue.has_opening
-    write_rows(file, {"messages": [{"role": "user", "content": "1?seen"}, {"role": "assistant", "content": "7"}]})
-    (sequence,) = iter_sft_dialogues(file, LetterTokenizer(), {"task": dialogue})
+    turns = {"role": "user", "content": "1?seen"}, {"role": "assistant", "content": "7"}
+    sequence = read_row(file, *turns, formats={"task": dialogue}).dialogue
     # The rollout starts with the head of the prompt, and appends the question with the observation later.
-    head = build_prompt_segments("", dialogue)[:1]
-    prompt = encode_segments(LetterTokenizer(), [*head, *build_opening_segments("1?seen", dialogue)])
+    prompt = encode(*build_prompt_segments("", dialogue)[:1], *build_opening_segments("1?seen", dialogue))
     assert sequence.token_ids[: len(prompt)] == prompt
     assert sequence.loss_mask[: len(prompt) + 1] == [0] * len(prompt) + [1]
 
@@ -282,14 +224,13 @@ def test_the_first_message_of_a_task_with_an_opening_has_the_token_ids_of_the_ro
 def test_a_dialogue_has_the_users_turns_of_its_rollout(file: Path) -> None:
     dialogue = build_format("dialogue")
     turns = ["higher", "lower"]
-    messages: list[dict[str, str]] = [USER]
+    messages: list[dict[str, str]] = [QUESTION]
     for turn in turns:
         messages += [{"role": "assistant", "content": "5"}, {"role": "user", "content": turn}]
-    write_rows(file, {"messages": [*messages, {"role": "assistant", "content": "6"}]})
-    (sequence,) = iter_sft_dialogues(file, LetterTokenizer(), {"game": dialogue})
+    row = read_row(file, *messages, {"role": "assistant", "content": "6"}, formats={"game": dialogue})
     segments = build_prompt_segments("1?", dialogue)
     for turn in turns:
         segments += [TextSegment("5<|im_end|>", True), *build_user_turn_segments(turn, dialogue)]
     segments.append(TextSegment("6<|im_end|>", True))
-    assert sequence.token_ids == encode_segments(LetterTokenizer(), segments)
-    assert decode_generated(sequence) == "5<|im_end|>5<|im_end|>6<|im_end|>"
+    assert row.dialogue.token_ids == encode(*segments)
+    assert row.generated == "5<|im_end|>5<|im_end|>6<|im_end|>"

@@ -51,14 +51,19 @@ def build_chat(folder: Path, config: DialogueConfig) -> ServedChat:
     return build_served_chat(run, run.resolved_tasks[0], MATH_PYTHON, folder)
 
 
+def export(folder: Path, chat: ServedChat) -> Any:
+    """Write the files of the chat; return the tokenizer as transformers loads it."""
+    write_chat_files(folder, chat)
+    return AutoTokenizer.from_pretrained(folder)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_prompt_is_that_of_the_run(tmp_path: Path, name: str) -> None:
     config = CONFIGS[name]
     source = write_source(tmp_path, config.renderer.replace("-", ""))
     wanted = build_renderer(config, MATH_PYTHON, load_tokenizer(source)).render_prompt(QUESTION["content"])
     chat = build_chat(source, config)
-    write_chat_files(source, chat)
-    tokenizer: Any = AutoTokenizer.from_pretrained(source)
+    tokenizer = export(source, chat)
     assert tokenizer.apply_chat_template([QUESTION], add_generation_prompt=True, return_dict=False) == wanted
     assert build_chat(source, config).template == chat.template  # the export of the export
     thinking = tokenizer.apply_chat_template(
@@ -72,8 +77,7 @@ def test_the_prompt_is_that_of_the_run(tmp_path: Path, name: str) -> None:
 
 def test_texts_of_a_request_replace_those_of_the_run(tmp_path: Path) -> None:
     source = write_source(tmp_path)
-    write_chat_files(source, build_chat(source, CONFIGS["default"]))
-    tokenizer: Any = AutoTokenizer.from_pretrained(source)
+    tokenizer = export(source, build_chat(source, CONFIGS["default"]))
     tool = {"type": "function", "function": {"name": "look_up"}}
     system = {"role": "system", "content": "Mine."}
     text = tokenizer.apply_chat_template([system, QUESTION], tools=[tool], tokenize=False)
@@ -85,8 +89,7 @@ def test_a_question_of_several_parts_gets_the_instruction(tmp_path: Path) -> Non
     chat = build_chat(write_source(tmp_path), CONFIGS["default"])
     template = chat.template.replace(QWEN3_TEMPLATE, "{{ messages | tojson }}")
     assert template != chat.template
-    write_chat_files(tmp_path, chat._replace(template=template))
-    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer = export(tmp_path, chat._replace(template=template))
     parts = [{"type": "text", "text": "1 + 1?"}]
     system, question = json.loads(tokenizer.apply_chat_template([{"role": "user", "content": parts}], tokenize=False))
     assert system["role"] == "system"
@@ -118,9 +121,7 @@ def test_no_renderer_of_qwen_fits_the_tokenizer_of_qwen25(tmp_path: Path, render
 
 def test_an_export_without_a_renderer_replaces_the_template_of_the_family(tmp_path: Path) -> None:
     source = write_source(tmp_path, "qwen2.5")
-    question = [QUESTION]
     before: Any = AutoTokenizer.from_pretrained(source)
-    assert "You are Qwen" in before.apply_chat_template(question, tokenize=False)
-    write_chat_files(source, build_chat(source, DialogueConfig()))
-    after: Any = AutoTokenizer.from_pretrained(source)
-    assert "You are Qwen" not in after.apply_chat_template(question, tokenize=False)
+    assert "You are Qwen" in before.apply_chat_template([QUESTION], tokenize=False)
+    after = export(source, build_chat(source, DialogueConfig()))
+    assert "You are Qwen" not in after.apply_chat_template([QUESTION], tokenize=False)

@@ -1,16 +1,18 @@
 """Small engine cores, and references for their tokens: a batch of one, and the training forward."""
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from asterism.engine.contract import Capacity, Generation, GenerationRequest
+from asterism.engine.contract import Capacity, EngineFailure, Generation, GenerationRequest
 from asterism.engine.inference.cuda_graphs import GraphCapture
+from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.model.causal_lm import CausalLM
-from tests.engine.tiny_models import get_batch_invariant_matmul
+from tests.engine.tiny_models import get_batch_invariant_matmul, random_ids
 
 LONGEST = 96
 PAGE = 8
@@ -38,6 +40,16 @@ def new_core(
     )
 
 
+@asynccontextmanager
+async def running(engine: EmbeddedEngine) -> AsyncIterator[EmbeddedEngine]:
+    """Start the engine, and close it at the end, also after a failed start."""
+    try:
+        await engine.start()
+        yield engine
+    finally:
+        await engine.close()
+
+
 def step(core: EngineCore, steps: int = 1) -> dict[int, Generation]:
     """Run steps; return the requests that end, each of which must have a generation."""
     found: dict[int, Generation] = {}
@@ -60,6 +72,18 @@ def generate(core: EngineCore, *requests: GenerationRequest) -> dict[int, Genera
 def submit(core: EngineCore, requests: Iterable[GenerationRequest]) -> None:
     for request in requests:
         core.submit(request)
+
+
+def fail_with_infinite_weights(core: EngineCore, name: str, whole: CausalLM) -> None:
+    """Check that a request fails while this parameter of the engine is infinite; then load the weights of `whole`."""
+    weights = whole.state_dict()
+    core.install_weights(1, weights | {name: torch.full_like(weights[name], float("inf"))})
+    core.submit(GenerationRequest(1, random_ids(8, 1), 3))
+    while not (outcomes := core.step()):
+        pass
+    assert isinstance(outcomes[0][1], EngineFailure)
+    core.release_cache(1)
+    core.install_weights(2, weights)
 
 
 def alone(model: CausalLM, request: GenerationRequest) -> Generation:

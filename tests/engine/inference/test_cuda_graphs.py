@@ -1,11 +1,7 @@
 """Tests of decode steps as graphs; recorded_graph.py replaces CUDA's graphs, the remaining code is unchanged."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
-from torch.utils import backend_registration
 
 from asterism.configs.schema.algorithm import GREEDY
 from asterism.engine.contract import Capacity, Generation, GenerationRequest
@@ -13,7 +9,16 @@ from asterism.engine.inference.buffer_sizes import pad_to_bucket
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.inference.kernels.attention_kernels import SdpaKernels
 from asterism.engine.model.causal_lm import CausalLM
-from tests.engine.inference.cores import alone, assert_greedy, assert_same, generate, new_core, training_logprobs
+from tests.engine.inference.cores import (
+    alone,
+    assert_as_alone,
+    assert_greedy,
+    assert_same,
+    generate,
+    new_core,
+    step,
+    training_logprobs,
+)
 from tests.engine.inference.recorded_graph import Recorded
 from tests.engine.inference.test_paging import random_life
 from tests.engine.tiny_models import random_ids, small_config, small_model
@@ -33,11 +38,9 @@ def test_graphs_give_joining_leaving_and_growing_sequences_the_bits_of_a_batch_o
     found: dict[int, Generation] = {}
     for request in requests(9, 20):
         core.submit(request)
-        for _ in range(3):
-            found |= {number: outcome for number, outcome in core.step() if isinstance(outcome, Generation)}
+        found |= step(core, 3)
     found |= generate(core)
-    for request in requests(9, 20):
-        assert_same(found[request.sequence_id], alone(model, request))
+    assert_as_alone(model, found, *requests(9, 20))
     assert capture.replays > 30
 
 
@@ -45,15 +48,10 @@ def test_graphs_give_joining_leaving_and_growing_sequences_the_bits_of_a_batch_o
 def test_a_graph_serves_every_batch_of_its_size_bucket(model: CausalLM) -> None:
     capture = Recorded()
     core = new_core(model, capture=capture)
-    for number, new_tokens in enumerate((5, 7, 9, 28)):
-        core.submit(GenerationRequest(number, random_ids(3, number), new_tokens, seed=number))
-    found = generate(core)
+    asked = [GenerationRequest(n, random_ids(3, n), count, seed=n) for n, count in enumerate((5, 7, 9, 28))]
+    found = generate(core, *asked)
     assert (capture.graphs, capture.replays) == (1, 28 - 1)  # the step of the prompt generates the first token
-    for number, generation in found.items():
-        assert_same(
-            generation,
-            alone(model, GenerationRequest(number, random_ids(3, number), len(generation.token_ids), seed=number)),
-        )
+    assert_as_alone(model, found, *asked)
 
 
 @pytest.mark.slow
@@ -84,20 +82,8 @@ def test_sharing_eviction_and_preemption_do_not_change_bits(seed: int) -> None:
 def test_cuda_kernels_match_the_training_forward(model: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asterism.engine.inference.kernels.attention.select_kernels", lambda _: SdpaKernels())
     core = EngineCore(model, Capacity(1024, 8, 96), prefill_tokens=40, capture=Recorded())
-    for request in requests(6):
-        core.submit(GenerationRequest(request.sequence_id, request.token_ids, 12, GREEDY))
-    for number, found in generate(core).items():
-        ids = requests(6)[number].token_ids
+    asked = [GenerationRequest(each.sequence_id, each.token_ids, 12, GREEDY) for each in requests(6)]
+    for number, found in generate(core, *asked).items():
+        ids = asked[number].token_ids
         assert_greedy(model, ids, found)
         np.testing.assert_allclose(found.logprobs, training_logprobs(model, ids, found.token_ids, 1.0), atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"), reason="torch takes no such device"
-)
-def test_no_step_mixes_two_devices() -> None:
-    found = subprocess.run(
-        [sys.executable, "-m", "tests.engine.inference.foreign_device"], capture_output=True, text=True
-    )
-    assert found.stdout.split() == ["64"] * 4, found.stderr

@@ -17,7 +17,16 @@ from asterism.engine.model import experts
 from asterism.engine.model.architectures import ARCHITECTURES
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.model_config import DecoderConfig
-from tests.engine.inference.cores import alone, assert_greedy, assert_same, generate, new_core, training_logprobs
+from tests.engine.inference.cores import (
+    alone,
+    assert_as_alone,
+    assert_greedy,
+    assert_same,
+    generate,
+    new_core,
+    running,
+    training_logprobs,
+)
 from tests.engine.inference.recorded_graph import Recorded
 from tests.engine.model.transformers_reference import SCALINGS, scaled_architecture
 from tests.engine.tiny_models import random_ids, save_small_model, small_architecture, small_model
@@ -66,9 +75,7 @@ def test_a_model_with_any_rope_scaling_is_decoded(scaling: str) -> None:
 @pytest.mark.parametrize("model_type", DENSE)
 def test_a_dense_model_gives_a_token_the_same_bits_alone_and_in_a_batch(model_type: str) -> None:
     model = small_model(config=small_architecture(model_type))
-    found = generate(new_core(model, prefill_tokens=11), *REQUESTS)
-    for request in REQUESTS:
-        assert_same(found[request.sequence_id], alone(model, request))
+    assert_as_alone(model, generate(new_core(model, prefill_tokens=11), *REQUESTS), *REQUESTS)
 
 
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
@@ -109,10 +116,10 @@ def save_architecture(folder: Path, model_type: str) -> tuple[Path, DecoderConfi
 @pytest.mark.real_clock
 async def test_a_strict_engine_refuses_experts_and_names_file_and_remedy(tmp_path: Path) -> None:
     folder, _ = save_architecture(tmp_path, "qwen3_moe")
-    engine = EmbeddedEngine(folder, Capacity(96, 8, 96), strict=True)
-    with pytest.raises(NotBatchInvariant, match=r'config\.json has model_type qwen3_moe: .*set determinism to "fast"'):
-        await engine.start()
-    await engine.close()
+    message = r'config\.json has model_type qwen3_moe: .*set determinism to "fast"'
+    with pytest.raises(NotBatchInvariant, match=message):
+        async with running(EmbeddedEngine(folder, Capacity(96, 8, 96), strict=True)):
+            pass
 
 
 @pytest.mark.real_clock
@@ -120,7 +127,6 @@ async def test_a_strict_engine_refuses_experts_and_names_file_and_remedy(tmp_pat
 async def test_a_strict_engine_starts_with_every_dense_architecture(tmp_path: Path, model_type: str) -> None:
     folder, config = save_architecture(tmp_path, model_type)
     engine = EmbeddedEngine(folder, Capacity(96, 8, 96), strict=True, prefill_tokens=16, max_running=4)
-    await engine.start()
-    found = await engine.generate(GenerationRequest(1, random_ids(8, 0), 6, GREEDY))
-    await engine.close()
+    async with running(engine):
+        found = await engine.generate(GenerationRequest(1, random_ids(8, 0), 6, GREEDY))
     assert_greedy(small_model(config=config), random_ids(8, 0), found)

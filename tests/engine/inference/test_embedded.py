@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from asterism.configs.schema.algorithm import GREEDY
-from asterism.engine.contract import Capacity, EngineFailure, Generation, GenerationRequest
+from asterism.engine.contract import Capacity, EngineFailure, GenerationRequest
 from asterism.engine.inference.embedded import DeviceMissing, EmbeddedEngine, select_device
 from asterism.engine.inference.engine_core import EngineCore
+from asterism.engine.learner import distributed
 from asterism.engine.model.hf_checkpoint import CheckpointError
 from asterism.engine.model.tokenizer import UnusableTokenizer
+from tests.engine.inference.cores import generate, running
 from tests.engine.tiny_models import random_ids, save_small_model, small_config, small_model
 
 pytestmark = pytest.mark.real_clock
@@ -46,24 +48,15 @@ def request(number: int, new_tokens: int = 12) -> GenerationRequest:
 
 def expected(asked: GenerationRequest) -> list[int]:
     core = EngineCore(small_model(config=CONFIG), Capacity(LONGEST, PAGE, LONGEST))
-    core.submit(asked)
-    while not (outcomes := core.step()):
-        pass
-    [(_, generation)] = outcomes
-    assert isinstance(generation, Generation)
-    return generation.token_ids.tolist()
+    return generate(core, asked)[asked.sequence_id].token_ids.tolist()
 
 
 @pytest.mark.slow
 async def test_two_engines_in_one_process_do_not_affect_each_other(model_folder: Path) -> None:
     async with running_engine(model_folder) as engine:
-        other = EmbeddedEngine(model_folder, Capacity(2 * LONGEST, 8, LONGEST))
-        await other.start()
-        try:
+        async with running(EmbeddedEngine(model_folder, Capacity(2 * LONGEST, 8, LONGEST))) as other:
             calls = (one.generate(request(number)) for number in range(3) for one in (engine, other))
             found = [generation.token_ids.tolist() for generation in await asyncio.gather(*calls)]
-        finally:
-            await other.close()
         assert found == [expected(request(number)) for number in range(3) for _ in range(2)]
 
 
@@ -127,6 +120,14 @@ def test_engines_share_gpus_only_if_there_are_fewer_gpus(monkeypatch: pytest.Mon
     see(monkeypatch, 2)
     assert [str(select_device("cuda", number)) for number in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
     assert str(select_device("cpu", 1)) == "cpu"
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 8])
+def test_the_first_engine_and_the_only_rank_use_the_same_gpu(monkeypatch: pytest.MonkeyPatch, num_gpus: int) -> None:
+    """The learner keeps weights on its GPU only for an engine there."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    see(monkeypatch, num_gpus)
+    assert select_device("cuda", 0) == distributed._find_device("cuda")  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_missing_gpu_is_reported_with_the_configuration_key(monkeypatch: pytest.MonkeyPatch) -> None:

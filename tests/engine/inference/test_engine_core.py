@@ -6,11 +6,20 @@ import numpy as np
 import pytest
 
 from asterism.configs.schema.algorithm import GREEDY, Sampling
-from asterism.engine.contract import Capacity, EngineFailure, Generation, GenerationRequest, RequestRefused
+from asterism.engine.contract import Capacity, Generation, GenerationRequest, RequestRefused
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.model_config import DecoderConfig
-from tests.engine.inference.cores import PAGE, alone, assert_greedy, generate, step, submit
+from tests.engine.inference.cores import (
+    PAGE,
+    alone,
+    assert_as_alone,
+    assert_greedy,
+    fail_with_infinite_weights,
+    generate,
+    step,
+    submit,
+)
 from tests.engine.tiny_models import get_batch_invariant_matmul, random_ids, small_config, small_model
 
 LONGEST = 48
@@ -46,37 +55,30 @@ def test_greedy_decoding_equals_the_training_forward_while_sequences_join_and_le
 
 def test_a_seed_gives_the_same_tokens_in_any_batch(model: CausalLM) -> None:
     request = GenerationRequest(7, random_ids(9, 1), 24, seed=2**63 + 5)
-    expected = alone(model, request)
     core = core_with_rows(model)
     for number in range(3):
-        core.submit(
-            GenerationRequest(
-                number, random_ids(4 + 7 * number, number), 5 + 9 * number, Sampling(temperature=0.7), seed=number
-            )
-        )
+        ids, count = random_ids(4 + 7 * number, number), 5 + 9 * number
+        core.submit(GenerationRequest(number, ids, count, Sampling(temperature=0.7), seed=number))
     core.step()
-    found = generate(core, request)
-    assert found[7].token_ids.tolist() == expected.token_ids.tolist()
-    assert found[7].logprobs.tolist() == expected.logprobs.tolist()
+    assert_as_alone(model, generate(core, request), request)
 
 
 @pytest.mark.parametrize("changed", [0, 3, 9])
 def test_a_cached_prefix_is_used_up_to_its_first_different_id(model: CausalLM, changed: int) -> None:
     core = core_with_rows(model)
     prompt = random_ids(6, 0)
-    ids = np.concatenate(
-        (prompt, generate(core, GenerationRequest(1, prompt, 5, seed=1))[1].token_ids, random_ids(2, 9))
-    )
+    first = generate(core, GenerationRequest(1, prompt, 5, seed=1))[1]
+    ids = np.concatenate((prompt, first.token_ids, random_ids(2, 9)))
     ids[changed] = (ids[changed] + 1) % 97
     again = GenerationRequest(1, ids, 8, seed=1)
-    assert generate(core, again)[1].token_ids.tolist() == alone(model, again).token_ids.tolist()
+    assert_as_alone(model, generate(core, again), again)
 
 
 def test_a_second_turn_may_be_shorter(model: CausalLM) -> None:
     core = core_with_rows(model)
     generate(core, GenerationRequest(1, random_ids(12, 0), 5, seed=1))
     again = GenerationRequest(1, random_ids(12, 0)[:4], 8, seed=1)
-    assert generate(core, again)[1].token_ids.tolist() == alone(model, again).token_ids.tolist()
+    assert_as_alone(model, generate(core, again), again)
 
 
 def test_a_sequence_may_grow_to_the_largest_length(model: CausalLM) -> None:
@@ -138,18 +140,10 @@ def test_a_second_request_of_a_running_sequence_is_refused(model: CausalLM) -> N
 @pytest.mark.parametrize("count", [1, 4])
 @pytest.mark.parametrize("matrix", ["mlp.down_proj", "self_attn.v_proj"])
 def test_logits_that_are_not_finite_fail_only_their_request(matrix: str, count: int) -> None:
-    broken, whole = small_model(), small_model()
-    broken.get_parameter(f"model.layers.0.{matrix}.weight").fill_(float("inf"))
-    core = core_with_rows(broken)
-    core.submit(GenerationRequest(1, random_ids(8, 1), 3))
-    while not (outcomes := core.step()):
-        pass
-    assert isinstance(outcomes[0][1], EngineFailure)
-    core.release_cache(1)
-    core.install_weights(1, whole.state_dict())
-    for number in range(2, 2 + count):
-        core.submit(GenerationRequest(number, random_ids(3, number), 3, GREEDY))
-    for number, found in generate(core).items():
+    core, whole = core_with_rows(small_model()), small_model()
+    fail_with_infinite_weights(core, f"model.layers.0.{matrix}.weight", whole)
+    requests = (GenerationRequest(number, random_ids(3, number), 3, GREEDY) for number in range(2, 2 + count))
+    for number, found in generate(core, *requests).items():
         assert_greedy(whole, random_ids(3, number), found)
 
 

@@ -13,7 +13,16 @@ from asterism.engine.contract import EngineFailure, EngineLoad, Generation, Gene
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.inference.pending_step import PendingStep
 from asterism.engine.model.causal_lm import CausalLM
-from tests.engine.inference.cores import PAGE, alone, assert_same, generate, new_core, submit
+from tests.engine.inference.cores import (
+    PAGE,
+    alone,
+    assert_as_alone,
+    assert_same,
+    fail_with_infinite_weights,
+    generate,
+    new_core,
+    submit,
+)
 from tests.engine.inference.recorded_graph import Recorded
 from tests.engine.inference.test_paging import random_life
 from tests.engine.tiny_models import random_ids, small_config, small_model
@@ -143,8 +152,7 @@ def test_a_row_of_an_ended_sequence_serves_the_next_sequence() -> None:
     core = new_core(MODEL, max_running=2, overlaps_steps=True)
     requests = [request(number) for number in range(7)]
     found = generate(core, *requests)
-    for each in requests:
-        assert_same(found[each.sequence_id], alone(MODEL, each))
+    assert_as_alone(MODEL, found, *requests)
     assert {generation.finish for generation in found.values()} == {"stop", "length"}
 
 
@@ -166,10 +174,7 @@ def test_a_surplus_token_is_not_counted_and_its_page_is_freed() -> None:
 def test_preemption_waits_until_launched_tokens_are_known() -> None:
     requests = [request(number, 6 * PAGE, (), 3 * PAGE) for number in range(2)]
     core = new_core(MODEL, pages=12, overlaps_steps=True)
-    submit(core, requests)
-    found = generate(core)
-    for each in requests:
-        assert_same(found[each.sequence_id], alone(MODEL, each))
+    assert_as_alone(MODEL, generate(core, *requests), *requests)
     load = core.get_load()
     assert (load.preempted, load.recomputed_tokens, load.generated_tokens) == (1, 6 * PAGE, 2 * 6 * PAGE)
 
@@ -258,15 +263,8 @@ def test_an_abort_returns_the_requests_that_end_with_the_launched_token() -> Non
 
 
 def test_logits_that_are_not_finite_fail_only_their_request() -> None:
-    broken = small_model()
-    broken.get_parameter("model.layers.0.mlp.down_proj.weight").fill_(float("inf"))
-    core = new_core(broken, overlaps_steps=True)
-    core.submit(request(1, 3, ()))
-    while not (outcomes := core.step()):
-        pass
-    assert isinstance(outcomes[0][1], EngineFailure)
-    core.release_cache(1)
-    core.install_weights(1, MODEL.state_dict())
+    core = new_core(small_model(), overlaps_steps=True)
+    fail_with_infinite_weights(core, "model.layers.0.mlp.down_proj.weight", MODEL)
     assert_same(generate(core, request(2))[2], alone(MODEL, request(2)))
 
 

@@ -38,9 +38,7 @@ def test_the_last_token_of_a_fully_cached_prompt_is_computed(model: CausalLM) ->
 
 def test_shared_pages_stay_until_their_last_sequence_is_released(model: CausalLM) -> None:
     core = new_core(model)
-    for number in (1, 2):
-        core.submit(GenerationRequest(number, random_ids(2 * PAGE + 1, 1), 1, seed=number))
-    generate(core)
+    generate(core, *(GenerationRequest(number, random_ids(2 * PAGE + 1, 1), 1, seed=number) for number in (1, 2)))
     assert core.get_load().used_tokens == (2 + 2) * PAGE  # each sequence has a separate page after the shared pages
     core.release_cache(1)
     assert core.get_load().used_tokens == (2 + 1) * PAGE
@@ -67,8 +65,7 @@ def test_a_turn_over_several_leases_equals_a_turn_in_one_lease(model: CausalLM) 
     core = new_core(model)
     ids, logprobs = whole.token_ids, np.zeros(0, np.float32)
     for tokens in (7, 1, 20, 12):
-        core.submit(GenerationRequest(1, ids, tokens, seed=5))
-        part = generate(core)[1]
+        part = generate(core, GenerationRequest(1, ids, tokens, seed=5))[1]
         ids, logprobs = np.concatenate((ids, part.token_ids)), np.concatenate((logprobs, part.logprobs))
     wanted = alone(model, whole)
     assert ids[13:].tolist() == wanted.token_ids.tolist()
@@ -127,28 +124,21 @@ def test_the_prefill_chunk_size_does_not_change_bits(model: CausalLM, prefill_to
 
 def test_tokens_of_a_released_sequence_count_as_recomputed(model: CausalLM) -> None:
     core = new_core(model)
-    ids = np.concatenate(
-        (
-            random_ids(20, 1),
-            generate(core, GenerationRequest(1, random_ids(20, 1), 9, seed=1))[1].token_ids,
-            random_ids(5, 2),
-        )
-    )
+    first = generate(core, GenerationRequest(1, random_ids(20, 1), 9, seed=1))[1]
+    ids = np.concatenate((random_ids(20, 1), first.token_ids, random_ids(5, 2)))
     core.release_cache(1)
     generate(core, GenerationRequest(1, ids, 4, seed=1))
     assert core.get_load().prefilled_tokens == 20 + 34
     assert core.get_load().recomputed_tokens == 28  # the last token of the turn had not been read
     core.release_cache(1)
-    core.submit(GenerationRequest(1, random_ids(34, 5), 4, seed=1))  # another sequence with the same id
-    generate(core)
+    generate(core, GenerationRequest(1, random_ids(34, 5), 4, seed=1))  # another sequence with the same id
     assert core.get_load().recomputed_tokens == 28
 
 
 def test_eviction_takes_the_least_recently_used_sequence_last_page_first(model: CausalLM) -> None:
     core = new_core(model, pages=12)
     for number in (1, 2):
-        core.submit(GenerationRequest(number, random_ids(3 * PAGE, number), 1 + PAGE, seed=number))
-        generate(core)
+        generate(core, GenerationRequest(number, random_ids(3 * PAGE, number), 1 + PAGE, seed=number))
     assert core.get_load().cached_tokens == 8 * PAGE
     generate(core, GenerationRequest(3, random_ids(5 * PAGE + 1, 3), 1, seed=3))
     assert (core.get_load().evicted_tokens, core.get_load().used_tokens) == (2 * PAGE, 12 * PAGE)
@@ -164,10 +154,9 @@ def test_the_newest_request_is_preempted_and_resumes_with_the_same_tokens(model:
     core = new_core(model, pages=12)
     requests = [GenerationRequest(number, random_ids(3 * PAGE, number), 6 * PAGE, seed=number) for number in range(2)]
     submit(core, requests)
-    order = list(generate(core).items())
-    assert [sequence_id for sequence_id, _ in order] == [0, 1]
-    for request, (_, found) in zip(requests, order, strict=True):
-        assert_same(found, alone(model, request))
+    found = generate(core)
+    assert list(found) == [0, 1]
+    assert_as_alone(model, found, *requests)
     load = core.get_load()
     assert load.preempted == 1
     # It had 6 of 12 pages when the other sequence needed a seventh page; its own next token had not been read.
@@ -220,8 +209,7 @@ def test_the_attention_block_size_does_not_change_bits(
     found: dict[int, Generation] = {}
     for request in requests:
         core.submit(request)
-        for _ in range(int(draws.integers(0, 9))):
-            found |= {number: outcome for number, outcome in core.step() if isinstance(outcome, Generation)}
+        found |= step(core, int(draws.integers(0, 9)))
     found |= generate(core)
     assert_as_alone(model, found, *requests)
 

@@ -12,6 +12,7 @@ from asterism.engine.contract import Capacity, Generation, GenerationRequest
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.model.architectures import ARCHITECTURES
 from asterism.engine.model.causal_lm import CausalLM
+from tests.engine.inference.cores import generate
 from tests.engine.model.transformers_reference import SCALINGS, load_reference, scaled_architecture
 from tests.engine.tiny_models import random_ids, small_config, small_model
 
@@ -33,12 +34,7 @@ ARCHITECTURE_CONFIGS = [
 
 def generated(model: CausalLM) -> list[Generation]:
     """Generate all requests in one batch, with the longer prompts in chunks."""
-    core = EngineCore(model, Capacity(2048, 16, 128), prefill_tokens=30)
-    for request in REQUESTS:
-        core.submit(request)
-    found: dict[int, Generation] = {}
-    while core.has_work:
-        found |= {number: outcome for number, outcome in core.step() if isinstance(outcome, Generation)}
+    found = generate(EngineCore(model, Capacity(2048, 16, 128), prefill_tokens=30), *REQUESTS)
     return [found[request.sequence_id] for request in REQUESTS]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -12,9 +13,12 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.task_inputs import write_task_descriptions
 from asterism.engine.learner.distributed import gather_full_parameters
+from asterism.engine.learner.learner_rank import LearnerRank, TrainStepResult
 from asterism.engine.model.hf_checkpoint import load_model
 from asterism.tasks import MATH_PYTHON
-from tests.engine.learner.training_examples import small_run, write_initial_checkpoint
+from tests.engine.learner.training_examples import rows, small_run, store_batch, write_initial_checkpoint
+
+OpenRank = Callable[[RunConfig, RunFolder], LearnerRank]
 
 
 def make_run(path: Path, *, sft_steps: int = 3, ranks: int = 1, every: int = 2) -> tuple[RunConfig, RunFolder]:
@@ -44,6 +48,11 @@ def sweep_runs(parent: Path) -> None:
 
 def no_report(step: int, values: dict[str, float]) -> None:
     pass
+
+
+def train_step(rank: LearnerRank, folder: RunFolder, step: int, **options: bool) -> TrainStepResult:
+    """Train on the rows of the step. `options`: those of LearnerRank.train."""
+    return rank.train(step, store_batch(folder.batches, step, rows(step)), **options)
 
 
 def saved_weights(folder: RunFolder, step: int) -> dict[str, Tensor]:

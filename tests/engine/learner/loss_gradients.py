@@ -1,9 +1,6 @@
-"""`main(CASES, OUT)`: gradients of one minibatch in float64, by case.
+"""Losses, gradients and metrics of one minibatch in float64, by case."""
 
-CASES is a JSON list of LossCase. All ranks run the cases. OUT gets losses, gradients and metrics.
-"""
-
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,7 +9,7 @@ from torch import Tensor
 
 from asterism.bus.messages import TrainingSample
 from asterism.engine.learner.batches.training_sequence import build_rl_sequence
-from asterism.engine.learner.distributed import RankGroup, gather_full, join_ranks, leave_ranks, wait_at_barrier
+from asterism.engine.learner.distributed import RankGroup, gather_full
 from asterism.engine.learner.sharding import shard_model
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM
@@ -61,7 +58,11 @@ def make_reference_model() -> CausalLM:
     return model
 
 
-def compute_gradients(case: LossCase, ranks: RankGroup) -> LossGradients:
+def compute_gradients(ranks: RankGroup, cases: Sequence[LossCase]) -> list[LossGradients]:
+    return [_compute_gradients(ranks, case) for case in cases]
+
+
+def _compute_gradients(ranks: RankGroup, case: LossCase) -> LossGradients:
     torch.set_num_threads(1)
     settings = {"minibatches": 1, "micro_batch_tokens": case.micro_batch_tokens} | case.settings
     dtype = getattr(torch, case.dtype)
@@ -76,12 +77,3 @@ def compute_gradients(case: LossCase, ranks: RankGroup) -> LossGradients:
     sequences = [build_rl_sequence(each) for each in make_rows()]
     metrics = trainer.run_rl_step(sequences[::-1] if case.reverse else sequences)
     return LossGradients(metrics["loss"], trainer.gradients, metrics)
-
-
-def main(cases: str, out: str) -> None:
-    ranks = join_ranks(small_run().learner)
-    results = [tuple(compute_gradients(case, ranks)) for case in msgspec.json.decode(cases, type=list[LossCase])]
-    if ranks.is_leader:
-        torch.save(results, Path(out))
-    wait_at_barrier(ranks)
-    leave_ranks(ranks)

@@ -1,10 +1,6 @@
-"""`main(CASE, OUT)`: measures the memory of real learner steps on all ranks.
-
-Each rank writes OUT/RANK.json, a StepMemory. CASE is a MemoryCase as JSON.
-"""
+"""Measures the memory of real learner steps on all ranks."""
 
 import gc
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
-from asterism.engine.learner.distributed import RankGroup, join_ranks, leave_ranks
+from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.sharding import shard_model
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM
@@ -66,7 +62,7 @@ def fill_randomly(model: torch.nn.Module) -> None:
         _ = local.fill_(1.0) if local.dim() == 1 else local.normal_(0.0, 0.02)
 
 
-def measure(case: MemoryCase, ranks: RankGroup) -> StepMemory:
+def measure(ranks: RankGroup, case: MemoryCase) -> StepMemory:
     warm_up(ranks, case.learner)
     gc.collect()
     config = DecoderConfig.from_hf(case.model)
@@ -86,11 +82,3 @@ def measure(case: MemoryCase, ranks: RankGroup) -> StepMemory:
         for sequences in steps:
             trainer.run_rl_step(sequences)
     return StepMemory(model_bytes, peak.growth)
-
-
-def main(case: str, out: str) -> None:
-    decoded = msgspec.json.decode(case, type=MemoryCase)
-    ranks = join_ranks(small_run(**decoded.learner).learner)
-    measured = measure(decoded, ranks)
-    (Path(out) / f"{ranks.rank}.json").write_bytes(msgspec.json.encode(measured))
-    leave_ranks(ranks)

@@ -1,31 +1,45 @@
-"""Starts the ranks of a test program as forks of one process that has imported torch, which takes seconds.
+"""Runs functions on ranks, which are forks of one process that has imported torch, which takes seconds.
 
 Runs with `learner.ranks` above 1 (tests/actors/runs) start theirs through torchrun, as users do.
 """
 
 import contextlib
-import importlib
 import multiprocessing
 import os
+import pickle
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any, TypeVar
 
-PRELOADED = ("asterism.engine.learner.adapters.adapted_model", "tests.engine.learner.training_examples")
+import torch
+
+from asterism.configs.schema.learner_config import LearnerConfig
+from asterism.engine.learner.distributed import join_ranks, leave_ranks
+
+PRELOADED = (
+    *("pytest", "hypothesis", "asterism.engine.learner.adapters.adapted_model", "tests.engine.learner.train_ranks"),
+)
 LIMIT_S = 240.0
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(list(PRELOADED))
+Result = TypeVar("Result")
 
 
-def run_ranks(ranks: int, module: str, *arguments: object) -> None:
-    """Run `main` of tests.engine.learner.MODULE on each rank, in the environment that torchrun sets, with one thread."""
+def run_ranks(
+    count: int, program: Callable[..., Result], *arguments: object, learner: LearnerConfig | None = None
+) -> list[Result]:
+    """Run a function on each rank with its RankGroup and these arguments, and return what it returns, in the order of ranks.
+
+    The ranks have the environment that torchrun sets, and one thread. `learner`: settings with which they join.
+    """
     with (
         tempfile.TemporaryDirectory() as folder,
-        start_ranks(ranks, module, *arguments, errors=Path(folder)) as started,
+        start_ranks(count, program, *arguments, learner=learner, out=Path(folder)) as started,
     ):
         deadline, running = time.monotonic() + LIMIT_S, {process.sentinel: process for process in started}
         while running:
@@ -33,25 +47,27 @@ def run_ranks(ranks: int, module: str, *arguments: object) -> None:
             assert ended, f"ranks {[process.name for process in running.values()]} run for more than {LIMIT_S:.0f} s"
             for sentinel in ended:
                 rank = running.pop(sentinel)
-                assert rank.exitcode == 0, (
-                    f"rank {rank.name}, {rank.exitcode}: {(Path(folder) / rank.name).read_text()}"
-                )
+                assert rank.exitcode == 0, f"rank {rank.name}, {rank.exitcode}: {Path(folder, rank.name).read_text()}"
+        return [read_result(Path(folder), rank) for rank in range(count)]
 
 
 @contextlib.contextmanager
-def start_ranks(ranks: int, module: str, *arguments: object, errors: Path) -> Iterator[list[BaseProcess]]:
-    """Start the ranks, and kill those left at the end. Each writes its standard error to a file with its number."""
+def start_ranks(
+    count: int, program: Callable[..., object], *arguments: object, learner: LearnerConfig | None = None, out: Path
+) -> Iterator[list[BaseProcess]]:
+    """Start the ranks, and kill those left at the end. Each writes its standard error to a file of `out` with its number."""
     shared = {"OMP_NUM_THREADS": "1"}
-    if ranks > 1:
+    if count > 1:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-        shared |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        shared |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     started: list[BaseProcess] = []
     try:
-        for rank in map(str, range(ranks)):
-            environment = os.environ | shared | ({"RANK": rank, "LOCAL_RANK": rank} if ranks > 1 else {})
-            process = _forks.Process(target=_run, args=(module, arguments, environment, errors / rank), name=rank)
+        for rank in map(str, range(count)):
+            environment = os.environ | shared | ({"RANK": rank, "LOCAL_RANK": rank} if count > 1 else {})
+            arguments_of_rank = (program, arguments, learner or LearnerConfig(), environment, out / rank)
+            process = _forks.Process(target=_run, args=arguments_of_rank, name=rank)
             process.start()
             started.append(process)
         yield started
@@ -62,12 +78,24 @@ def start_ranks(ranks: int, module: str, *arguments: object, errors: Path) -> It
             process.close()
 
 
-def _run(module: str, arguments: tuple[object, ...], environment: dict[str, str], errors: Path) -> None:
+def read_result(out: Path, rank: int) -> Any:
+    """Read what the function has returned on this rank."""
+    return pickle.loads((out / f"{rank}.result").read_bytes())
+
+
+def _run(
+    program: Callable[..., object],
+    arguments: tuple[object, ...],
+    learner: LearnerConfig,
+    environment: dict[str, str],
+    errors: Path,
+) -> None:
     with errors.open("wb") as file:
         os.dup2(file.fileno(), 2)
     os.environ.clear()
     os.environ.update(environment)
-    import torch  # not in the process of the tests that only start ranks
-
     torch.set_num_threads(1)
-    importlib.import_module(f"tests.engine.learner.{module}").main(*arguments)
+    ranks = join_ranks(learner)
+    errors.with_suffix(".result").write_bytes(pickle.dumps(program(ranks, *arguments)))
+    leave_ranks(ranks)
+    os._exit(0)  # like leave_ranks, for a program that has made a group of its own

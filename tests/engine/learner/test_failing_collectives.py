@@ -2,17 +2,18 @@
 
 import os
 import re
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import signal
+import time
+from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from asterism.bus.process.operations import OperationRecord
-from asterism.engine.learner.distributed import CollectiveFailed, naming_failed_collectives
+from asterism.engine.learner.distributed import CollectiveFailed, RankGroup, all_reduce, naming_failed_collectives
+from tests.engine.learner.learner_settings import make_learner
+from tests.engine.learner.rank_processes import read_result, start_ranks
 
 CAUSES = {
     "dies": r".*Connection (closed|reset) by peer.*",
@@ -20,35 +21,29 @@ CAUSES = {
 }
 
 
-@contextmanager
-def started_ranks(mode: str) -> Iterator[list["subprocess.Popen[str]"]]:
-    """Start two ranks of failing_collectives."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.engine.learner.failing_collectives", mode]
-    ranks = [
-        subprocess.Popen(
-            command, env={**shared, "RANK": rank}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for rank in ("0", "1")
-    ]
-    try:
-        yield ranks
-    finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
+def fail_in_a_step(ranks: RankGroup, mode: str) -> str:
+    """Return the error of rank 0 in a step in which rank 1 dies or is late."""
+    operations = OperationRecord()
+    ranks = ranks._replace(operations=operations)
+    all_reduce(ranks, torch.ones(3), dist.ReduceOp.SUM)
+    if ranks.rank == 1:
+        if mode == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1000)
+    with pytest.raises(CollectiveFailed) as failed, naming_failed_collectives(0, operations), operations.run("step 3"):
+        all_reduce(ranks, torch.ones(3), dist.ReduceOp.SUM)
+    return str(failed.value)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", list(CAUSES))
-def test_a_dead_or_late_rank_fails_the_collective_of_other_ranks(mode: str) -> None:
-    with started_ranks(mode) as (leader, _):
-        printed, _ = leader.communicate(timeout=120)
+def test_a_dead_or_late_rank_fails_the_collective_of_other_ranks(mode: str, tmp_path: Path) -> None:
+    learner = make_learner(ranks=2, collective_timeout_s=2.0)
+    with start_ranks(2, fail_in_a_step, mode, learner=learner, out=tmp_path) as (leader, _):
+        leader.join(120)
+        assert leader.exitcode == 0, (tmp_path / "0").read_text()
     where = r"learner rank 0, in step 3 since \d+\.\d s, in reduction since \d+\.\d s"
-    assert re.fullmatch(f"{where}: {CAUSES[mode]}\n", printed), printed
+    assert re.fullmatch(f"{where}: {CAUSES[mode]}", read_result(tmp_path, 0))
 
 
 def raise_in_a_rank(error: Exception) -> None:

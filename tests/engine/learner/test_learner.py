@@ -11,18 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from asterism.bus import messages as msg
 from asterism.bus.bus import Bus
-from asterism.bus.messages import (
-    AnyMessage,
-    BatchReady,
-    CheckpointRequested,
-    CheckpointSaved,
-    MetricsRecorded,
-    Progress,
-    Shutdown,
-    StepTrained,
-    WeightsPublished,
-)
 from asterism.bus.transport.zeromq import open_zmq_bus
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
@@ -52,13 +42,13 @@ class Peers:
         self._buses = {name: open_zmq_bus(name, folder.sockets, 100) for name in ("head", "launcher")}
         self.process = process
         self.pid = process.pid
-        self.metrics: list[MetricsRecorded] = []  # messages that `receive` collects and does not return
+        self.metrics: list[msg.MetricsRecorded] = []  # messages that `receive` collects and does not return
 
     @property
     def head(self) -> Bus:
         return self._buses["head"]
 
-    async def receive(self, name: str = "head") -> AnyMessage:
+    async def receive(self, name: str = "head") -> msg.AnyMessage:
         """Return the next message. Fails with the learner's output if the learner exits."""
         receive = asyncio.ensure_future(self._buses[name].receive())
         ended = asyncio.ensure_future(self.process.wait())
@@ -69,7 +59,7 @@ class Peers:
             pytest.fail(f"{name} receives nothing; {self.process}: {await self.read_output() if ended.done() else ''}")
         assert receive.result().sender == "learner"
         message = receive.result().message
-        if isinstance(message, MetricsRecorded):
+        if isinstance(message, msg.MetricsRecorded):
             self.metrics.append(message)
             return await self.receive(name)
         return message
@@ -82,10 +72,10 @@ class Peers:
         assert self.process.stderr is not None
         return (await self.process.stderr.read()).decode()
 
-    async def receive_step(self) -> tuple[StepTrained, WeightsPublished]:
+    async def receive_step(self) -> tuple[msg.StepTrained, msg.WeightsPublished]:
         trained, published = await self.receive(), await self.receive()
-        assert isinstance(trained, StepTrained)
-        assert isinstance(published, WeightsPublished)
+        assert isinstance(trained, msg.StepTrained)
+        assert isinstance(published, msg.WeightsPublished)
         assert trained.step == published.version
         return trained, published
 
@@ -118,7 +108,7 @@ async def wait_for_checkpoint(folder: RunFolder, step: int) -> None:
             await asyncio.sleep(0.01)
 
 
-def without_times(trained: StepTrained) -> dict[str, float]:
+def without_times(trained: msg.StepTrained) -> dict[str, float]:
     """Return the metrics without times and memory."""
     return {name: each for name, each in trained.metrics.items() if not name.endswith(("_s", "_gib"))}
 
@@ -130,14 +120,14 @@ async def test_a_requested_checkpoint_has_the_last_trained_step(tmp_path: Path, 
         await peers.receive_step()
         await peers.send_batch(1)
         await peers.receive_step()
-        await peers.head.send("learner", CheckpointRequested())
+        await peers.head.send("learner", msg.CheckpointRequested())
         saved = await peers.receive("launcher")
-        while isinstance(saved, Progress):
+        while isinstance(saved, msg.Progress):
             saved = await peers.receive("launcher")
-        assert saved == CheckpointSaved(1)
+        assert saved == msg.CheckpointSaved(1)
         assert list_saved_steps(folder.checkpoints)[-1] == 1
         await peers.send_batch(2)  # the learner does not train it
-        await peers.head.send("learner", Shutdown())
+        await peers.head.send("learner", msg.Shutdown())
         assert await peers.exit_code() == 0
     assert list_saved_steps(folder.checkpoints)[-1] == 1
 
@@ -149,7 +139,7 @@ async def test_a_run_from_cold_start_to_shutdown(tmp_path: Path, ranks: int) -> 
         first, published = await peers.receive_step()
         assert (first.step, first.metrics["sft_steps"]) == (0, 3.0)
         shown = await peers.receive("launcher")
-        assert isinstance(shown, Progress)
+        assert isinstance(shown, msg.Progress)
         assert (shown.stage, shown.steps) == ("sft", 3)
         assert {"loss", "tokens_per_s"} <= shown.values.keys()
         assert [(each.kind, each.step) for each in peers.metrics] == [("sft", 1), ("sft", 2), ("sft", 3)]
@@ -170,11 +160,11 @@ async def test_a_run_from_cold_start_to_shutdown(tmp_path: Path, ranks: int) -> 
         torch.testing.assert_close(gather_full_parameters(model), saved_weights(folder, 2), rtol=0, atol=0)
         assert any(not torch.equal(before[name], after) for name, after in gather_full_parameters(model).items())
 
-        await peers.head.send("learner", BatchReady(3, ()))
+        await peers.head.send("learner", msg.BatchReady(3, ()))
         trained, _ = await peers.receive_step()
         assert (trained.step, trained.metrics["updates"]) == (3, 0.0)
         torch.testing.assert_close(gather_full_parameters(model), saved_weights(folder, 2), rtol=0, atol=0)
-        await peers.head.send("learner", Shutdown())
+        await peers.head.send("learner", msg.Shutdown())
         assert await peers.exit_code() == 0, await peers.read_output()
     assert list_saved_steps(folder.checkpoints) == [0, 2]
     assert read_trainer_state(folder.get_checkpoint_path(2)).ranks == ranks
@@ -203,7 +193,7 @@ async def test_a_killed_learner_resumes_from_its_newest_checkpoint_with_the_same
         assert await peers.exit_code() == -signal.SIGKILL
     async with learner(folder) as peers:
         again = await peers.receive()  # later batches are in its journal
-        assert isinstance(again, StepTrained)
+        assert isinstance(again, msg.StepTrained)
         assert again.step == 2
         trained, _ = await peers.receive_step()
         assert trained.step == 3

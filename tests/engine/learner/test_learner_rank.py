@@ -2,10 +2,8 @@
 
 import errno
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -15,9 +13,7 @@ from safetensors.torch import load_file, save_file
 from asterism.bus.messages import ProtocolError, TrainingSample
 from asterism.configs.atomic_write import DiskError
 from asterism.configs.errors import UnusableInput
-from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.algorithm import SftFileConfig
-from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.batches.batch_journal import BatchJournal
 from asterism.engine.learner.checkpoints import checkpoint as checkpoint_module
 from asterism.engine.learner.checkpoints.checkpoint_folders import list_saved_steps
@@ -25,7 +21,7 @@ from asterism.engine.learner.distributed import RankGroup, gather_full_parameter
 from asterism.engine.learner.learner_rank import CheckpointNotFound, LearnerRank
 from asterism.engine.model.hf_checkpoint import load_model
 from asterism.engine.weight_transfer.shared_memory import load_published
-from tests.engine.learner.learner_runs import make_run, no_report, saved_weights
+from tests.engine.learner.learner_runs import OpenRank, make_run, no_report, saved_weights, train_step
 from tests.engine.learner.learner_settings import change_learner
 from tests.engine.learner.training_examples import rows, store_batch
 
@@ -36,30 +32,23 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> tuple[RunConfig, RunFolder]:
-    return make_run(tmp_path)
-
-
-def test_without_a_cold_start_step_0_is_the_initial_checkpoint(tmp_path: Path) -> None:
+def test_without_a_cold_start_step_0_is_the_initial_checkpoint(open_rank: OpenRank, tmp_path: Path) -> None:
     run, folder = make_run(tmp_path, sft_steps=0)
-    rank = LearnerRank(run, folder, RankGroup())
+    rank = open_rank(run, folder)
     trained = rank.start(None, no_report)
     assert trained.published is not None
     assert (trained.step, trained.published.version) == (0, 0)
     rank.finish_saving()
     initial, saved = (gather_full_parameters(load_model(folder.checkpoints / name)) for name in ("init", "step_000000"))
     torch.testing.assert_close(saved, initial, rtol=0, atol=0)
-    rank.close()
 
 
 @pytest.fixture
-def rank(tmp_path: Path) -> Iterator[LearnerRank]:
+def rank(open_rank: OpenRank, tmp_path: Path) -> LearnerRank:
     """Start a rank at step 0."""
-    rank = LearnerRank(*make_run(tmp_path, sft_steps=0), RankGroup())
+    rank = open_rank(*make_run(tmp_path, sft_steps=0))
     rank.start(0, no_report)
-    yield rank
-    rank.close()
+    return rank
 
 
 def test_only_the_next_step_can_be_trained(rank: LearnerRank, tmp_path: Path) -> None:
@@ -70,96 +59,79 @@ def test_only_the_next_step_can_be_trained(rank: LearnerRank, tmp_path: Path) ->
     assert rank.train(1, sequences).step == 1
 
 
-def test_a_learner_that_was_killed_after_a_checkpoint_reports_the_metrics_of_its_step_again(tmp_path: Path) -> None:
+def test_a_learner_that_resumes_from_a_checkpoint_reports_its_metrics_and_publishes_the_same_probes(
+    open_rank: OpenRank, tmp_path: Path
+) -> None:
     run, folder = make_run(tmp_path, sft_steps=0, every=1)
-    rank = LearnerRank(run, folder, RankGroup(), BatchJournal(folder.batches))
+    rank = open_rank(run, folder)
     assert rank.start(None, no_report).metrics == {}
-    metrics = rank.train(1, store_batch(folder.batches, 1, rows(1))).metrics
+    first = train_step(rank, folder, 1)
     rank.save_if_due()
     rank.finish_saving()
-    resumed = LearnerRank(run, folder, RankGroup(), BatchJournal(folder.batches)).start(None, no_report)
-    assert resumed.step == 1
-    assert resumed.metrics == metrics
-    assert "loss" in resumed.metrics
-    rank.close()
-
-
-def test_a_learner_that_resumes_from_a_checkpoint_publishes_the_same_probes(tmp_path: Path) -> None:
-    run, folder = make_run(tmp_path, sft_steps=0, every=1)
-    rank = LearnerRank(run, folder, RankGroup(), BatchJournal(folder.batches))
-    rank.start(None, no_report)
-    first = rank.train(1, store_batch(folder.batches, 1, rows(1))).published
-    rank.save_if_due()
-    rank.finish_saving()
-    resumed = LearnerRank(run, folder, RankGroup(), BatchJournal(folder.batches))
-    again = resumed.start(None, no_report).published
-    batch = store_batch(folder.batches, 2, rows(2))
-    later = [each.train(2, batch).published for each in (rank, resumed)]
-    probes = [None if each is None else each.probe for each in (first, again, *later)]
+    resumed = open_rank(run, folder)
+    again = resumed.start(None, no_report)
+    assert (again.step, again.metrics) == (1, first.metrics)
+    assert "loss" in again.metrics
+    later = [train_step(each, folder, 2) for each in (rank, resumed)]
+    probes = [each.published and each.published.probe for each in (first, again, *later)]
     assert None not in probes
     assert probes[0] == probes[1]
     assert probes[2] == probes[3]
-    rank.close()
-    resumed.close()
 
 
-def test_the_last_step_is_published_with_a_probe_though_its_batch_is_deleted(tmp_path: Path) -> None:
+def test_the_last_step_is_published_with_a_probe_though_its_batch_is_deleted(
+    open_rank: OpenRank, tmp_path: Path
+) -> None:
     run, folder = make_run(tmp_path, sft_steps=0, every=1)
-    rank = LearnerRank(run, folder, RankGroup(), BatchJournal(folder.batches))
+    rank = open_rank(run, folder)
     assert rank.start(None, no_report).published is not None
-    published = rank.train(1, store_batch(folder.batches, 1, rows(1)), is_last=True).published
+    published = train_step(rank, folder, 1, is_last=True).published
     assert BatchJournal(folder.batches).list_steps() == []
     assert published is not None
     assert published.probe is not None
     assert published.probe.chosen_at == 1
-    rank.close()
 
 
-def test_the_kl_term_is_relative_to_the_weights_before_rl_also_after_resuming(tmp_path: Path) -> None:
+def test_the_kl_term_is_relative_to_the_weights_before_rl_also_after_resuming(
+    open_rank: OpenRank, tmp_path: Path
+) -> None:
     run, folder = make_run(tmp_path, sft_steps=0)
     run = replace(run, learner=change_learner(run.learner, kl_coef=0.1, minibatches=1, every=1))
     figures = list[float]()
-    for resumed in (False, True):
-        rank = LearnerRank(run, folder, RankGroup())
+    for step in (1, 2):
+        rank = open_rank(run, folder)
         rank.start(None, no_report)
-        step = 2 if resumed else 1
-        sequences = store_batch(folder.batches, step, rows(step))
-        figures.append(rank.train(step, sequences).metrics["kl_reference"])
+        figures.append(train_step(rank, folder, step).metrics["kl_reference"])
         rank.save_if_due()
         rank.close()
     assert figures[0] == pytest.approx(0.0, abs=1e-9)  # before the first update
     assert figures[1] > 1e-6
 
 
-def test_weights_that_are_not_finite_are_reported_before_the_first_step(tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_are_reported_before_the_first_step(open_rank: OpenRank, tmp_path: Path) -> None:
     run, folder = make_run(tmp_path, sft_steps=0)
     checkpoint = folder.checkpoints / "init" / "model.safetensors"
     weights = load_file(checkpoint)
     weights["model.norm.weight"][2] = float("nan")
     save_file(weights, checkpoint, {"format": "pt"})
-    rank = LearnerRank(run, folder, RankGroup())
-    with pytest.raises(
-        UnusableInput, match=r"not finite after step 0, first in model\.norm\.weight.* model\.checkpoint"
-    ):
-        rank.start(None, no_report)
-    rank.close()
+    message = r"not finite after step 0, first in model\.norm\.weight.* model\.checkpoint"
+    with pytest.raises(UnusableInput, match=message):
+        open_rank(run, folder).start(None, no_report)
 
 
-def test_max_staleness_plus_one_versions_stay_readable(tmp_path: Path) -> None:
+def test_max_staleness_plus_one_versions_stay_readable(open_rank: OpenRank, tmp_path: Path) -> None:
     run, folder = make_run(tmp_path, sft_steps=0)
-    ahead = msgspec.structs.replace(run, rl=msgspec.structs.replace(run.rl, max_staleness=2, prompts=8))
-    rank = LearnerRank(ahead, folder, RankGroup())
+    rank = open_rank(replace(run, rl=replace(run.rl, max_staleness=2, prompts=8)), folder)
     published = [rank.start(0, no_report).published, *(rank.train(step, []).published for step in (1, 2))]
     model = load_model(folder.checkpoints / "init")
     for each in published:
         assert each is not None
         load_published(each, dict(model.named_parameters()), torch.float32)
-    rank.close()
 
 
-def test_resuming_from_a_step_without_a_checkpoint_is_refused(made: tuple[RunConfig, RunFolder]) -> None:
+def test_resuming_from_a_step_without_a_checkpoint_is_refused(open_rank: OpenRank, tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFound, match="step_000007: no checkpoint to resume from"):
-        LearnerRank(*made, RankGroup()).start(7, no_report)
+        open_rank(*make_run(tmp_path)).start(7, no_report)
 
 
 def test_a_repeated_step_has_the_metrics_of_a_published_step(rank: LearnerRank, tmp_path: Path) -> None:
@@ -182,11 +154,11 @@ def of_version(version: int) -> list[TrainingSample]:
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_rl_continues_with_weights_and_moments_of_another_run(tmp_path: Path, keep: bool) -> None:
+def test_rl_continues_with_weights_and_moments_of_another_run(open_rank: OpenRank, tmp_path: Path, keep: bool) -> None:
     """If the moments continue, the next update equals the other run's update, also after a resume from step 0."""
     run, folder = make_run(tmp_path / "a", sft_steps=0, every=1)
     run = replace(run, learner=change_learner(run.learner, warmup_steps=0, final_lr_fraction=1.0, minibatches=1))
-    first = LearnerRank(run, folder, RankGroup())
+    first = open_rank(run, folder)
     first.start(None, no_report)
     for step in (1, 2, 3):
         first.train(step, store_batch(tmp_path / "a", step, of_version(step - 1)), is_last=True)
@@ -196,7 +168,7 @@ def test_rl_continues_with_weights_and_moments_of_another_run(tmp_path: Path, ke
     learner = change_learner(run.learner, resume_from=checkpoint, resume_optimizer=keep)
     other = replace(run, learner=learner, model=replace(run.model, checkpoint=checkpoint))
     for resume_step in (None, 0):
-        second = LearnerRank(other, other_folder, RankGroup())
+        second = open_rank(other, other_folder)
         assert second.start(resume_step, no_report).step == 0
         second.train(1, store_batch(tmp_path / "b", 1, of_version(0)), is_last=True)
         second.close()
@@ -207,15 +179,15 @@ def test_rl_continues_with_weights_and_moments_of_another_run(tmp_path: Path, ke
     assert all(torch.equal(start[name], end[name]) for name in end)
 
 
-def test_a_cold_start_draws_from_the_files_of_a_mixture(made: tuple[RunConfig, RunFolder]) -> None:
-    run, folder = made
+def test_a_cold_start_draws_from_the_files_of_a_mixture(open_rank: OpenRank, tmp_path: Path) -> None:
+    run, folder = make_run(tmp_path)
     other = (folder.data / "sft.jsonl").read_text().replace("One and one.", "Two ones make two.")
     (folder.data / "other.jsonl").write_text(other)
     first = SftFileConfig(name="first", data="$RUN/data/sft.jsonl")
     second = SftFileConfig(name="second", data="$RUN/data/other.jsonl", weight=0.5)
     digests: list[str] = []
     for mixture in ((), (first,), (first, second)):
-        rank = LearnerRank(replace(run, sft=replace(run.sft, mixture=mixture)), folder, RankGroup())
+        rank = open_rank(replace(run, sft=replace(run.sft, mixture=mixture)), folder)
         started = rank.start(None, no_report)
         assert started.metrics["sft_steps"] == 3
         assert started.published is not None
@@ -226,9 +198,9 @@ def test_a_cold_start_draws_from_the_files_of_a_mixture(made: tuple[RunConfig, R
 
 
 def test_a_killed_cold_start_resumes_from_its_partial_checkpoint(
-    made: tuple[RunConfig, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_rank: OpenRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, folder = made
+    run, folder = make_run(tmp_path)
     monkeypatch.setattr("asterism.engine.learner.checkpoints.checkpoint_schedule.SFT_SAVE_EVERY", 2)
 
     class Killed(Exception):
@@ -238,47 +210,45 @@ def test_a_killed_cold_start_resumes_from_its_partial_checkpoint(
         if step == 3:
             raise Killed
 
-    killed = LearnerRank(run, folder, RankGroup())
+    killed = open_rank(run, folder)
     with pytest.raises(Killed):
         killed.start(None, kill_at_three)
     killed.close()
     assert not (folder.partial_cold_start / "model.safetensors").exists()
     seen: list[int] = []
-    resumed = LearnerRank(run, folder, RankGroup())
+    resumed = open_rank(run, folder)
     resumed.start(None, lambda step, values: seen.append(step))
     resumed.close()
-    straight = LearnerRank(*make_run(tmp_path / "straight"), RankGroup())
+    straight_run, straight_folder = make_run(tmp_path / "straight")
+    straight = open_rank(straight_run, straight_folder)
     straight.start(None, no_report)
     straight.close()
-    straight_folder = RunFolder(tmp_path / "straight" / "run")
     assert seen == [3]
     torch.testing.assert_close(saved_weights(folder, 0), saved_weights(straight_folder, 0), rtol=0, atol=0)
     assert not (folder.checkpoints / "sft_partial").exists()
 
 
-def test_old_checkpoints_are_deleted_except_step_0_and_the_last(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "is_exported"),
+    [
+        ({}, {0: True, 4: True, 6: True}),
+        ({"keep": 9, "export_every": 3}, {0: True, 2: False, 3: True, 4: False, 6: True}),
+    ],
+    ids=["all exported", "each third exported"],
+)
+def test_old_checkpoints_are_deleted_except_step_0_and_the_last_and_some_are_exported(
+    open_rank: OpenRank, tmp_path: Path, settings: dict[str, int], is_exported: dict[int, bool]
+) -> None:
     run, folder = make_run(tmp_path, sft_steps=0, every=2)
-    rank = LearnerRank(run, folder, RankGroup())
+    rank = open_rank(replace(run, learner=change_learner(run.learner, **settings)), folder)
     rank.start(None, no_report)
     for step in range(1, 7):
         rank.train(step, [])
         rank.save_if_due()
-    assert list_saved_steps(folder.checkpoints) == [0, 4, 6]  # the last step waits for its checkpoint
+    saved = list_saved_steps(folder.checkpoints)  # the last step waits for its checkpoint
     rank.close()
-
-
-def test_checkpoints_without_an_export_are_saved_between_exported_checkpoints(tmp_path: Path) -> None:
-    run, folder = make_run(tmp_path, sft_steps=0, every=2)
-    run = replace(run, learner=change_learner(run.learner, keep=9, export_every=3))
-    rank = LearnerRank(run, folder, RankGroup())
-    rank.start(None, no_report)
-    for step in range(1, 7):
-        rank.train(step, [])
-        rank.save_if_due()
-    rank.close()
-    exported = [folder.get_checkpoint_path(step) / "model.safetensors" for step in (0, 2, 3, 4, 6)]
-    assert list_saved_steps(folder.checkpoints) == [0, 2, 3, 4, 6]
-    assert [path.exists() for path in exported] == [True, False, True, False, True]
+    found = {step: (folder.get_checkpoint_path(step) / "model.safetensors").exists() for step in saved}
+    assert found == is_exported
 
 
 def test_batches_are_deleted_only_after_their_checkpoint_has_its_final_name(
@@ -300,9 +270,11 @@ def test_batches_are_deleted_only_after_their_checkpoint_has_its_final_name(
     assert [saved[-1] for saved in seen] == [1, 2]
 
 
-def test_a_failed_write_ends_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_ends_the_next_step(
+    open_rank: OpenRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, folder = make_run(tmp_path, sft_steps=0, every=1)
-    rank = LearnerRank(run, folder, RankGroup())
+    rank = open_rank(run, folder)
     rank.start(None, no_report)
     rank.finish_saving()
 
@@ -319,9 +291,11 @@ def test_a_failed_write_ends_the_next_step(tmp_path: Path, monkeypatch: pytest.M
     assert list_saved_steps(folder.checkpoints) == [0]
 
 
-def test_weights_are_published_before_they_are_saved_except_in_the_last_step(tmp_path: Path) -> None:
+def test_weights_are_published_before_they_are_saved_except_in_the_last_step(
+    open_rank: OpenRank, tmp_path: Path
+) -> None:
     run, folder = make_run(tmp_path, sft_steps=0, every=1)
-    rank = LearnerRank(run, folder, RankGroup())
+    rank = open_rank(run, folder)
     rank.start(None, no_report)
     last = run.rl.steps
     for step in range(1, last):
@@ -334,4 +308,3 @@ def test_weights_are_published_before_they_are_saved_except_in_the_last_step(tmp
         assert list_saved_steps(folder.checkpoints)[-1] == step
     rank.train(last, [])
     assert list_saved_steps(folder.checkpoints)[-1] == last
-    rank.close()

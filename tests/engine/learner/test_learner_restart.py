@@ -9,22 +9,15 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from asterism.actors.launch.launcher import roll_back_to
+from asterism.bus import messages as msg
 from asterism.bus.bus import Bus
 from asterism.bus.codec import decode
 from asterism.bus.event_log.records import Event
-from asterism.bus.messages import (
-    BatchReady,
-    GpuMemoryGranted,
-    GpuMemoryRequested,
-    GroupAccepted,
-    Shutdown,
-    StepTrained,
-    WeightsPublished,
-)
 from asterism.bus.transport.in_process import Hub
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.machines import EngineConfig
@@ -56,13 +49,13 @@ class ScriptedRank:
 
     def start(self, *_: object) -> TrainStepResult:
         self.started = True
-        return TrainStepResult(self._step, {}, WeightsPublished(self._step, "", 4, ""))
+        return TrainStepResult(self._step, {}, msg.WeightsPublished(self._step, "", 4, ""))
 
     def train(
         self, step: int, sequences: Sequence[StoredSequence], *, publish: bool, is_last: bool = False
     ) -> TrainStepResult:
         self.trained.append((step, [(each.trajectory_id, each.load().token_ids.tolist()) for each in sequences]))
-        return TrainStepResult(step, {}, WeightsPublished(step, "", 4, "") if publish else None)
+        return TrainStepResult(step, {}, msg.WeightsPublished(step, "", 4, "") if publish else None)
 
     def save_if_due(self) -> None:
         self.saved.append(self.trained[-1][0])
@@ -84,13 +77,13 @@ async def running_learner(
 
 
 async def train_on(
-    rank: ScriptedRank, run: RunConfig, folder: RunFolder, given: Sequence[GroupAccepted | BatchReady]
+    rank: ScriptedRank, run: RunConfig, folder: RunFolder, given: Sequence[msg.GroupAccepted | msg.BatchReady]
 ) -> None:
     """Run the learner until it has trained on the last batch and acknowledged all messages."""
     async with running_learner(rank, run, folder.batches) as head:
         for message in given:
             await head.send("learner", message)
-        while (await head.receive()).message != StepTrained(given[-1].step, {}):
+        while (await head.receive()).message != msg.StepTrained(given[-1].step, {}):
             pass
         await wait_for_acknowledgements(head)
 
@@ -100,18 +93,18 @@ async def wait_for_acknowledgements(head: Bus) -> None:
         await asyncio.sleep(0.001)
 
 
-def read_batches(events: Sequence[Event]) -> list[list[GroupAccepted | BatchReady]]:
+def read_batches(events: Sequence[Event]) -> list[list[msg.GroupAccepted | msg.BatchReady]]:
     """Return the messages of each batch: its groups, then BatchReady."""
-    batches: list[list[GroupAccepted | BatchReady]] = [[]]
+    batches: list[list[msg.GroupAccepted | msg.BatchReady]] = [[]]
     for message in (decode(event.frame).message for event in events):
-        if isinstance(message, GroupAccepted | BatchReady):
+        if isinstance(message, msg.GroupAccepted | msg.BatchReady):
             batches[-1].append(message)
-        if isinstance(message, BatchReady):
+        if isinstance(message, msg.BatchReady):
             batches.append([])
     return batches[:-1]
 
 
-def list_trained(*batches: Sequence[GroupAccepted | BatchReady]) -> Trained:
+def list_trained(*batches: Sequence[msg.GroupAccepted | msg.BatchReady]) -> Trained:
     """Return the steps that the learner trains on, without tokens after the last loss token."""
     complete = [batch for messages in batches for batch in assemble_batches(messages)]
     return [(batch.step, list_tokens(batch)) for batch in complete]
@@ -152,17 +145,17 @@ async def test_the_learner_requests_engine_memory_for_each_step(tmp_path: Path) 
     run = RunConfig(name="shared", engine=EngineConfig(kind="sglang"), sglang=SGLangConfig(colocate=True))
     rank = ScriptedRank(2)
     async with running_learner(rank, run, tmp_path, incarnation=2) as head:
-        assert (await head.receive()).message == GpuMemoryRequested(2, -1)
-        await head.send("learner", GpuMemoryGranted(1, -1))  # a grant for an earlier incarnation
-        await head.send("learner", BatchReady(3, ()))
+        assert (await head.receive()).message == msg.GpuMemoryRequested(2, -1)
+        await head.send("learner", msg.GpuMemoryGranted(1, -1))  # a grant for an earlier incarnation
+        await head.send("learner", msg.BatchReady(3, ()))
         await wait_for_acknowledgements(head)
         assert (rank.started, head.waiting) == (False, 0)
-        await head.send("learner", GpuMemoryGranted(2, -1))
+        await head.send("learner", msg.GpuMemoryGranted(2, -1))
         received = [(await head.receive()).message for _ in range(3)]
         assert (rank.started, rank.trained) == (True, [])
-        assert received == [StepTrained(2, {}), WeightsPublished(2, "", 4, ""), GpuMemoryRequested(2, 3)]
-        await head.send("learner", GpuMemoryGranted(2, 3))
-        assert (await head.receive()).message == StepTrained(3, {})
+        assert received == [msg.StepTrained(2, {}), msg.WeightsPublished(2, "", 4, ""), msg.GpuMemoryRequested(2, 3)]
+        await head.send("learner", msg.GpuMemoryGranted(2, 3))
+        assert (await head.receive()).message == msg.StepTrained(3, {})
     assert rank.trained == [(3, [])]
 
 
@@ -173,19 +166,17 @@ async def test_shutdown_waits_for_a_save_that_the_worker_has_not_begun(tmp_path:
     with ThreadPoolExecutor(1) as worker:
 
         class BusyRank(ScriptedRank):
-            def train(
-                self, step: int, sequences: Sequence[StoredSequence], *, publish: bool, is_last: bool = False
-            ) -> TrainStepResult:
+            def train(self, *given: Any, **options: Any) -> TrainStepResult:
                 worker.submit(free.wait)
-                return super().train(step, sequences, publish=publish)
+                return super().train(*given, **options)
 
         rank = BusyRank(0)
         learner = Learner(bus, RunConfig(name="r"), rank, RankGroup(), worker, BatchJournal(tmp_path))  # pyright: ignore
         running = asyncio.create_task(learner.run(None))
-        await head.send("learner", BatchReady(1, ()))
-        while (await head.receive()).message != WeightsPublished(1, "", 4, ""):
+        await head.send("learner", msg.BatchReady(1, ()))
+        while (await head.receive()).message != msg.WeightsPublished(1, "", 4, ""):
             pass
-        await head.send("learner", Shutdown())
+        await head.send("learner", msg.Shutdown())
         for _ in range(100):  # the learner receives it
             await asyncio.sleep(0)
         assert (running.done(), rank.saved) == (False, [])
@@ -199,10 +190,10 @@ async def test_a_grant_behind_all_batches_of_a_run_reaches_a_starting_learner(tm
     run = RunConfig(name="shared", engine=EngineConfig(kind="sglang"), sglang=SGLangConfig(colocate=True))
     rank = ScriptedRank(6)
     async with running_learner(rank, run, tmp_path, incarnation=2) as head:
-        assert (await head.receive()).message == GpuMemoryRequested(2, -1)
+        assert (await head.receive()).message == msg.GpuMemoryRequested(2, -1)
         for step in range(1, 7):
-            await head.send("learner", BatchReady(step, ()))
+            await head.send("learner", msg.BatchReady(step, ()))
         await wait_for_acknowledgements(head)
-        await head.send("learner", GpuMemoryGranted(2, -1))
-        assert (await head.receive()).message == StepTrained(6, {})
+        await head.send("learner", msg.GpuMemoryGranted(2, -1))
+        assert (await head.receive()).message == msg.StepTrained(6, {})
     assert rank.trained == []

@@ -3,10 +3,8 @@ micro batches and orders of rows."""
 
 import functools
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -107,6 +105,10 @@ def compute_expected(name: str) -> tuple[float, dict[str, Tensor]]:
     return loss.item(), gradients
 
 
+def compute(case: LossCase) -> LossGradients:
+    return compute_gradients(RankGroup(), [case])[0]
+
+
 def check(name: str, got: LossGradients, tolerance: float = 1e-10) -> None:
     loss, gradients = compute_expected(name)
     assert got.loss == pytest.approx(loss, rel=0, abs=tolerance)
@@ -118,25 +120,22 @@ def check(name: str, got: LossGradients, tolerance: float = 1e-10) -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_value_and_gradient_equal_plain_loops(name: str) -> None:
     for micro_batch_tokens, reverse in ((40, False), (128, True), (100_000, False)):
-        check(name, compute_gradients(LossCase(SETTINGS[name], micro_batch_tokens, reverse), RankGroup()))
-    check(name, compute_gradients(LossCase(SETTINGS[name], dtype="float32"), RankGroup()), tolerance=1e-5)
+        check(name, compute(LossCase(SETTINGS[name], micro_batch_tokens, reverse)))
+    check(name, compute(LossCase(SETTINGS[name], dtype="float32")), tolerance=1e-5)
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.nightly)])
-def test_value_and_gradient_do_not_depend_on_the_ranks(ranks: int, tmp_path: Path) -> None:
-    named = [(name, LossCase(settings, 40 if ranks == 2 else 128)) for name, settings in SETTINGS.items()]
-    cases = msgspec.json.encode([case for _, case in named]).decode()
-    run_ranks(ranks, "loss_gradients", cases, str(tmp_path / "out.pt"))
-    results = torch.load(tmp_path / "out.pt", weights_only=True)
-    for (name, _), result in zip(named, results, strict=True):
-        check(name, LossGradients(*result))
+def test_value_and_gradient_do_not_depend_on_the_ranks(ranks: int) -> None:
+    cases = [LossCase(settings, 40 if ranks == 2 else 128) for settings in SETTINGS.values()]
+    for name, result in zip(SETTINGS, run_ranks(ranks, compute_gradients, cases)[0], strict=True):
+        check(name, result)
 
 
 def test_the_corrections_act_on_some_tokens_of_the_rows() -> None:
     for name, figure in (("grpo tis", "correction_truncated"), ("grpo icepop", "correction_masked")):
-        metrics = compute_gradients(LossCase(SETTINGS[name]), RankGroup()).metrics
+        metrics = compute(LossCase(SETTINGS[name])).metrics
         assert 0.05 < metrics[figure] < 0.95
-    assert 0 < compute_gradients(LossCase(SETTINGS["plug-in gspo"]), RankGroup()).metrics["clipped_sequences"] <= 1
+    assert 0 < compute(LossCase(SETTINGS["plug-in gspo"])).metrics["clipped_sequences"] <= 1
 
 
 def test_metrics_that_depend_on_the_data_are_refused() -> None:

@@ -63,19 +63,13 @@ def test_the_cold_start_uses_muon_for_the_layers_matrices_and_adamw_for_the_rest
 
 
 @slow
-def test_the_cold_start_of_a_pretrained_model_uses_adamw_by_default() -> None:
+def test_rl_and_the_cold_start_of_a_pretrained_model_use_adamw_for_all_parameters() -> None:
     model = small_model().requires_grad_(True)
-    (adamw,) = build_sft_optimizers(model, SftConfig())
-    assert adamw.defaults["lr"] == 1e-5
-    assert sum(len(group["params"]) for group in adamw.param_groups) == len(list(model.parameters()))
-
-
-@slow
-def test_reinforcement_learning_uses_only_adamw() -> None:
-    model = small_model().requires_grad_(True)
-    (adamw,) = build_rl_optimizers(model, LearnerConfig())
-    assert isinstance(adamw, torch.optim.AdamW)
-    assert sum(len(group["params"]) for group in adamw.param_groups) == len(list(model.parameters()))
+    (cold_start,), (rl,) = build_sft_optimizers(model, SftConfig()), build_rl_optimizers(model, LearnerConfig())
+    assert cold_start.defaults["lr"] == 1e-5
+    for adamw in (cold_start, rl):
+        assert isinstance(adamw, torch.optim.AdamW)
+        assert sum(len(group["params"]) for group in adamw.param_groups) == len(list(model.parameters()))
 
 
 @slow

@@ -1,13 +1,16 @@
 """The ranks of a test program fail the test that starts them."""
 
-from pathlib import Path
-
 import pytest
 
+from asterism.engine.learner.distributed import RankGroup
 from tests.engine.learner.rank_processes import run_ranks
 
 
+def fail(_ranks: RankGroup) -> None:
+    int("no number")
+
+
 @pytest.mark.slow
-def test_the_first_error_of_a_rank_ends_the_others_and_is_in_the_message(tmp_path: Path) -> None:
+def test_the_first_error_of_a_rank_ends_the_others_and_is_in_the_message() -> None:
     with pytest.raises(AssertionError, match=r"(?s)^rank [01], 1: Process [01]:\nTraceback .*invalid literal for int"):
-        run_ranks(2, "probe_ranks", str(tmp_path), "no number")
+        run_ranks(2, fail)

@@ -1,48 +1,18 @@
 """Tests: training on 1, 2 and 4 ranks gives the same gradients and weights, with any sharding of parameters."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from asterism.engine.learner.distributed import RankGroup, gather_full_parameters
-from tests.engine.learner.rank_processes import run_ranks
-from tests.engine.learner.train_ranks import RankScript, make_model, run_script
+from asterism.engine.learner.distributed import gather_full_parameters
+from tests.engine.learner.train_ranks import Outcome, RankScript, make_model, train
 
 pytestmark = pytest.mark.slow
 CASES = [*((stage, is_tied) for stage in ("sft", "rl", "recomputed") for is_tied in (True, False)), ("experts", True)]
-
-
-class Outcome(msgspec.Struct):
-    parameters: dict[str, Tensor]
-    gradients: dict[str, Tensor]  # gradients of the first update, before which all ranks have equal weights
-    metrics: list[dict[str, float]]
-    state: dict[str, Any]
-
-
-def read_outcome(script: RankScript) -> Outcome:
-    folder = Path(script.out)
-    return Outcome(
-        torch.load(folder / "parameters.pt", weights_only=True),
-        torch.load(folder / "gradients.pt", weights_only=True),
-        json.loads((folder / "metrics.json").read_text()),
-        json.loads((folder / "state.json").read_text()),
-    )
-
-
-def train(ranks: int, *scripts: RankScript) -> list[Outcome]:
-    """Run all scripts in one set of rank processes, or in this process for a single rank without a mesh."""
-    if ranks == 1 and scripts[0].learner.get("dtype", "float32") == "float32":
-        for script in scripts:
-            run_script(script, RankGroup())
-    else:
-        run_ranks(ranks, "train_ranks", msgspec.json.encode(scripts).decode())
-    return [read_outcome(script) for script in scripts]
 
 
 def differences(one: dict[str, Tensor], other: dict[str, Tensor]) -> tuple[float, float]:
@@ -66,13 +36,13 @@ def without_plan(metrics: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if name not in ("fill", "imbalance")}
 
 
-def make_scripts(folder: Path, chunk_tokens: int = 0, **learner: Any) -> list[RankScript]:
-    return [
-        RankScript(
-            stage, str(folder / f"{stage}_{is_tied}"), is_tied=is_tied, learner=learner, chunk_tokens=chunk_tokens
-        )
-        for stage, is_tied in CASES
-    ]
+def make_scripts(chunk_tokens: int = 0, **learner: Any) -> list[RankScript]:
+    return [RankScript(stage, is_tied=is_tied, learner=learner, chunk_tokens=chunk_tokens) for stage, is_tied in CASES]
+
+
+def list_forms(outcome: Outcome) -> set[tuple[bool, str]]:
+    """Return whether parameters are sharded, and their dtypes."""
+    return {(form.is_sharded, form.dtype) for form in outcome.parameter_forms.values()}
 
 
 @pytest.mark.parametrize(
@@ -83,62 +53,55 @@ def make_scripts(folder: Path, chunk_tokens: int = 0, **learner: Any) -> list[Ra
         pytest.param(2, {}, marks=pytest.mark.nightly),
     ],
 )
-def test_gradients_and_parameters_do_not_depend_on_ranks_and_micro_batches(
-    ranks: int, options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_gradients_and_parameters_do_not_depend_on_ranks_and_micro_batches(ranks: int, options: dict[str, Any]) -> None:
     """The ranks have different numbers of chunks of logits."""
-    alone = train(1, *make_scripts(tmp_path / "alone"))
-    together = train(ranks, *make_scripts(tmp_path / "together", chunk_tokens=5, micro_batch_tokens=40, **options))
+    alone = train(1, *make_scripts())
+    together = train(ranks, *make_scripts(chunk_tokens=5, micro_batch_tokens=40, **options))
     for (stage, is_tied), one, several in zip(CASES, alone, together, strict=True):
         start = gather_full_parameters(make_model(stage, is_tied=is_tied))
         assert differences(one.parameters, start)[0] > 1e-3
         assert are_equal(one, several)
         for mine, other in zip(one.metrics, several.metrics, strict=True):
             assert without_plan(mine) == pytest.approx(without_plan(other), rel=1e-3, abs=1e-6)
-        assert {form["is_sharded"] for form in several.state["parameters"].values()} == {True}
+        assert list_forms(several) == {(True, "torch.float32")}
 
 
 @pytest.mark.nightly
-def test_compiled_layers_of_two_ranks_give_the_same_update(tmp_path: Path) -> None:
+def test_compiled_layers_of_two_ranks_give_the_same_update() -> None:
     """The cases have recomputed activations, experts, or adapters with a reference."""
 
-    def make_cases(name: str, **settings: Any) -> list[RankScript]:
-        plain = [
-            RankScript("recomputed", str(tmp_path / name / "recomputed"), end=2, learner=settings),
-            RankScript("sft", str(tmp_path / name / "sft"), end=2, is_tied=False, learner=settings),
+    def make_cases(**settings: Any) -> list[RankScript]:
+        adapted = settings | {"activation_checkpointing": "full", "rank": 2, "kl_coef": 0.1, "lr": 1e-3}
+        return [
+            *(RankScript(stage, end=2, learner=settings) for stage in ("recomputed", "experts")),
+            RankScript("sft", end=2, is_tied=False, learner=settings),
+            RankScript("adapted", end=2, learner=adapted),
         ]
-        experts = RankScript("experts", str(tmp_path / name / "experts"), end=2, learner=settings)
-        full = settings | {"activation_checkpointing": "full"}
-        adapted = full | {"rank": 2, "kl_coef": 0.1, "lr": 1e-3}
-        return [*plain, experts, RankScript("adapted", str(tmp_path / name / "adapted"), end=2, learner=adapted)]
 
-    alone = train(1, *make_cases("alone"))
-    together = train(2, *make_cases("together", compile=True, micro_batch_tokens=40))
+    alone = train(1, *make_cases())
+    together = train(2, *make_cases(compile=True, micro_batch_tokens=40))
     for one, two in zip(alone, together, strict=True):
         assert are_equal(one, two)
-        assert {form["is_sharded"] for form in two.state["parameters"].values()} == {True}
+        assert list_forms(two) == {(True, "torch.float32")}
 
 
 @pytest.mark.nightly
-def test_two_copies_of_two_shards_give_the_same_update(tmp_path: Path) -> None:
-    alone = train(1, *make_scripts(tmp_path / "alone")[:4])
-    together = train(4, *make_scripts(tmp_path / "together", ranks=4, dp_replicate=2)[:4])
+def test_two_copies_of_two_shards_give_the_same_update() -> None:
+    alone = train(1, *make_scripts()[:4])
+    together = train(4, *make_scripts(ranks=4, dp_replicate=2)[:4])
     for one, four in zip(alone, together, strict=True):
         assert are_equal(one, four)
-        shares = [form["local_share"] for form in four.state["parameters"].values()]
+        shares = [form.local_share for form in four.parameter_forms.values()]
         assert shares == pytest.approx([0.5] * len(shares), abs=0.01)
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.nightly), 2])
-def test_bfloat16_computes_with_float32_weights_gradients_and_moments(ranks: int, tmp_path: Path) -> None:
+def test_bfloat16_computes_with_float32_weights_gradients_and_moments(ranks: int) -> None:
     cases = (0, 1, 4, 5)  # cases with the same old log probabilities in both dtypes
-    exact, rounded = (
-        [make_scripts(tmp_path / dtype, dtype=dtype)[case] for case in cases] for dtype in ("float32", "bfloat16")
-    )
+    exact, rounded = ([make_scripts(dtype=dtype)[case] for case in cases] for dtype in ("float32", "bfloat16"))
     for one, other in zip(train(1, *exact), train(ranks, *rounded), strict=True):
-        forms = other.state["parameters"].values()
-        assert {(form["is_sharded"], form["dtype"]) for form in forms} == {(ranks > 1, "torch.float32")}
-        assert other.state["gradients"] == other.state["optimizer"] == ["torch.float32"]
+        assert list_forms(other) == {(ranks > 1, "torch.float32")}
+        assert other.gradient_dtypes == other.optimizer_dtypes == {"torch.float32"}
         assert 1e-5 < differences(one.parameters, other.parameters)[0] < 0.01
         assert 1e-3 < differences(one.gradients, other.gradients)[0] < 0.1
         for mine, theirs in zip(one.metrics, other.metrics, strict=True):
@@ -151,13 +114,11 @@ def test_bfloat16_computes_with_float32_weights_gradients_and_moments(ranks: int
 )
 def test_a_checkpoint_is_resumable_with_another_number_of_ranks(first: int, second: int, tmp_path: Path) -> None:
     """The export is rounded, and all ranks write it."""
-    (straight,) = train(1, RankScript("rl", str(tmp_path / "straight"), end=4))
-    exports = {"export_dtype": "bfloat16"}
-    middle = RankScript("rl", str(tmp_path / "middle"), end=2, saves=True, max_shard_bytes=20_000, learner=exports)
-    (saved,) = train(first, middle)
-    checkpoint = Path(middle.out) / "checkpoint"
+    (straight,) = train(1, RankScript("rl", end=4))
+    exports, checkpoint = {"export_dtype": "bfloat16"}, tmp_path / "checkpoint"
+    (saved,) = train(first, RankScript("rl", end=2, saved=str(tmp_path), max_shard_bytes=20_000, learner=exports))
     exported = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).state_dict()
     assert len(list(checkpoint.glob("model-*.safetensors"))) > 2
     assert all(torch.equal(exported[name], each.bfloat16()) for name, each in saved.parameters.items())
-    (end,) = train(second, RankScript("rl", str(tmp_path / "end"), 2, 4, checkpoint=str(checkpoint)))
+    (end,) = train(second, RankScript("rl", 2, 4, checkpoint=str(checkpoint)))
     assert differences(straight.parameters, end.parameters)[0] <= 1e-6

@@ -3,23 +3,32 @@
 import json
 import math
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 
 from asterism.configs.errors import UnusableInput
-from asterism.engine.learner.distributed import ParallelDims, RankGroup, compute_parallel_dims, join_ranks
-from asterism.engine.learner.sharding import load_sharded_model, shard_model
+from asterism.engine.learner.batches.minibatches import build_micro_batch
+from asterism.engine.learner.distributed import (
+    ParallelDims,
+    RankGroup,
+    compute_parallel_dims,
+    gather_full_parameters,
+    join_ranks,
+)
+from asterism.engine.learner.sharding import load_sharded_model, reshard_parameters, shard_model
 from asterism.engine.model.architectures import ARCHITECTURES
+from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.hf_checkpoint import BLOCK_BYTES, CheckpointError, load_model
 from asterism.engine.model.model_config import DecoderConfig
+from asterism.policies.losses.token_scores import ScoredTokens
 from tests.engine.learner.learner_settings import make_learner
-from tests.engine.learner.rank_probes import RankReport
+from tests.engine.learner.rank_probes import ParameterForm, describe_parameters, measuring_memory
 from tests.engine.learner.rank_processes import run_ranks
-from tests.engine.learner.training_examples import write_initial_checkpoint
+from tests.engine.learner.training_examples import sequences, small_run, write_initial_checkpoint
 from tests.engine.tiny_models import small_architecture, small_config, small_model
 
 slow = pytest.mark.slow
@@ -63,10 +72,51 @@ def make_config(num_layers: int, vocab_size: int) -> DecoderConfig:
     )
 
 
-def probe(ranks: int, folder: Path, out: Path, **learner: str | int) -> list[RankReport]:
-    out.mkdir()
-    run_ranks(ranks, "rank_probes", str(folder), str(out), json.dumps(learner))
-    return [msgspec.json.decode((out / f"{rank}.json").read_bytes(), type=RankReport) for rank in range(ranks)]
+class RankReport(NamedTuple):
+    loading_bytes: int  # peak growth of anonymous memory while the model loads
+    sums: dict[str, float]  # sum of the elements of each whole parameter
+    loaded: dict[str, ParameterForm]
+    logprobs: list[float]
+    after_forward: dict[str, ParameterForm]
+    mesh: dict[str, int]  # sizes of the mesh by name
+    backends: list[str]  # backends of the control group and of the tensor group
+    timeouts_s: list[float]
+
+
+def score(model: CausalLM) -> list[float]:
+    """Compute log probabilities of a few tokens, without a backward pass."""
+    batch = build_micro_batch(sequences(0, count=2), [1.0, 1.0])
+    with torch.no_grad():
+        scores = model(
+            batch.token_ids_T[None],
+            tokens=ScoredTokens(batch.positions_N, batch.targets_N),
+            segments=batch.segments,
+        )
+    reshard_parameters(model)
+    return scores.logprobs_N.tolist()
+
+
+def load_and_score(ranks: RankGroup, checkpoint: Path, dtype: str) -> RankReport:
+    """Report what the rank loads and keeps."""
+    with measuring_memory() as peak:
+        model = load_sharded_model(checkpoint, ranks, dtype)
+    groups: list[Any] = [dist.group.WORLD, ranks.tensor_group]
+    assert ranks.mesh is not None
+    return RankReport(
+        loading_bytes=peak.growth,
+        sums={name: float(each.double().sum()) for name, each in gather_full_parameters(model).items()},
+        loaded=describe_parameters(model),
+        logprobs=score(model),
+        after_forward=describe_parameters(model),
+        mesh=dict(zip(ranks.mesh.mesh_dim_names or (), ranks.mesh.shape, strict=True)),
+        backends=[dist.get_backend(group) for group in groups],
+        timeouts_s=[group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups],
+    )
+
+
+def probe(count: int, folder: Path, **settings: str | int) -> list[RankReport]:
+    learner = small_run(**settings).learner
+    return run_ranks(count, load_and_score, folder, learner.dtype, learner=learner)
 
 
 def check_report(report: RankReport, model: WrittenModel, ranks: int, most_bytes: float) -> None:
@@ -81,7 +131,7 @@ def check_report(report: RankReport, model: WrittenModel, ranks: int, most_bytes
 @slow
 def test_a_rank_loads_and_after_a_forward_pass_has_only_its_shards(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", make_config(num_layers=4, vocab_size=20_001))  # 135 MB
-    first, second = probe(2, model.folder, tmp_path / "out", dtype="bfloat16", collective_timeout_s=77)
+    first, second = probe(2, model.folder, dtype="bfloat16", collective_timeout_s=77)
     for report in (first, second):
         check_report(report, model, 2, most_bytes=model.num_bytes / 2 + 50 * MB)
         assert report.mesh == {"dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 1}
@@ -96,14 +146,14 @@ def test_a_rank_loads_and_after_a_forward_pass_has_only_its_shards(tmp_path: Pat
 def test_loading_300_mb_needs_memory_for_a_share_and_two_blocks(ranks: int, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", make_config(num_layers=11, vocab_size=40_001))
     assert model.num_bytes > 300 * MB
-    for report in probe(ranks, model.folder, tmp_path / "out"):
+    for report in probe(ranks, model.folder):
         check_report(report, model, ranks, most_bytes=model.num_bytes / ranks + 2 * BLOCK_BYTES + 150 * MB)
 
 
 @slow
 def test_a_forward_pass_alone_leaves_shards_of_a_tied_model(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", small_config(tie_word_embeddings=True))
-    for report in probe(2, model.folder, tmp_path / "out", dtype="bfloat16"):
+    for report in probe(2, model.folder, dtype="bfloat16"):
         assert {(form.is_sharded, form.dtype) for form in report.after_forward.values()} == {(True, "torch.float32")}
         assert report.after_forward == report.loaded
 

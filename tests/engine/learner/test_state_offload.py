@@ -7,40 +7,101 @@ import msgspec
 import pytest
 import torch
 from msgspec.structs import replace
-from torch import Tensor
+from torch import Tensor, UntypedStorage
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.checkpoints.checkpoint_folders import get_tensors_folder
 from asterism.engine.learner.checkpoints.training_state import read_whole_weights
-from asterism.engine.learner.distributed import RankGroup, gather_full_parameters
+from asterism.engine.learner.distributed import RankGroup, gather_full_parameters, wait_at_barrier
 from asterism.engine.learner.learner_rank import LearnerRank
+from asterism.engine.learner.sharding import shard_model
+from asterism.engine.learner.state_offload import StateOffload
+from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.hf_checkpoint import load_model
-from tests.engine.learner.learner_runs import make_run, no_report
-from tests.engine.learner.offload_ranks import SAVED_BEFORE, SAVED_WHILE_MOVED, STEPS, OffloadReport
+from tests.engine.learner.learner_runs import OpenRank, make_run, no_report, train_step
 from tests.engine.learner.rank_processes import run_ranks
-from tests.engine.learner.training_examples import rows, small_run, store_batch
+from tests.engine.learner.training_examples import rl_sequences, small_run, trainable_model
+from tests.engine.tiny_models import write_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("sweep")]
-KL = {"kl_coef": 0.1}  # with a reference model
+STEPS, SAVED_BEFORE, SAVED_WHILE_MOVED = 4, 2, (3, 4)
 
 
-class Outcome(msgspec.Struct):
-    reports: list[OffloadReport]
-    parameters: dict[str, Tensor]
-    folder: Path
+class OffloadReport(msgspec.Struct):
+    state_bytes: list[int] = []  # state on the device after each step; empty: nothing moves
+    resident_bytes: list[int] = []  # the same storages after the memory is released
+    policies: set[str] = set()  # offload policies of FSDP's units
+    metrics: list[dict[str, float]] = []
+    offload_metrics: list[str] = []
+    parameters: dict[str, Tensor] = {}
 
 
-def train(folder: Path, ranks: int, **learner: Any) -> Outcome:
+def get_storages(tensors: list[Tensor]) -> list[UntypedStorage]:
+    return [(each.to_local() if isinstance(each, DTensor) else each).untyped_storage() for each in tensors]
+
+
+def list_policies(model: torch.nn.Module) -> set[str]:
+    states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
+    groups = [group for state in states if (group := state._fsdp_param_group) is not None]
+    return {type(group.offload_policy).__name__ for group in groups}
+
+
+def train_offloaded(ranks: RankGroup, out: Path, settings: dict[str, Any]) -> OffloadReport:
+    """Train steps that free the memory of the device in between, with a reference model.
+
+    The save of step 2 starts before the state moves, those of steps 3 and 4 start while it is moved. The state returns
+    after the end of step 3's save and during step 4's save.
+    """
+    run = small_run(**settings)
+    if ranks.is_leader:
+        write_tokenizer(out / "tokenizer")
+    wait_at_barrier(ranks)
+    model, reference = (trainable_model(is_tied=False) for _ in range(2))
+    for each in (model, reference):
+        shard_model(each, ranks, run.learner.dtype)
+    trainer, offload = Trainer(model, run, ranks), StateOffload(run, ranks)
+    trainer.set_reference(reference)
+    trainer.start_stage("rl")
+    report, storages = OffloadReport(), list[UntypedStorage]()
+
+    def collect() -> list[Tensor]:
+        state = trainer.collect_state()
+        with torch.no_grad():
+            storages[:] = get_storages(state)
+        report.state_bytes.append(sum(each.nbytes() for each in storages))
+        return state
+
+    for step in range(STEPS):
+        offload.restore()
+        report.metrics.append(trainer.run_rl_step(rl_sequences(step)))
+        if trainer.step == SAVED_BEFORE:
+            trainer.save(out / "step_000002", out / "tokenizer")
+        offload.release(collect)
+        report.resident_bytes.append(sum(each.nbytes() for each in storages))
+        if trainer.step in SAVED_WHILE_MOVED:
+            trainer.save(out / f"step_{trainer.step:06d}", out / "tokenizer")
+        if trainer.step == SAVED_WHILE_MOVED[0]:
+            trainer.finish_saving()
+    offload.restore()
+    trainer.finish_saving()
+    trainer.check_weights()
+    report.offload_metrics, report.policies = list(offload.take_metrics()), list_policies(model)
+    report.parameters = gather_full_parameters(model)
+    return report
+
+
+def train(folder: Path, count: int, **learner: Any) -> list[OffloadReport]:
     folder.mkdir()
-    run_ranks(ranks, "offload_ranks", str(folder), msgspec.json.encode(KL | learner).decode())
-    reports = [msgspec.json.decode((folder / f"{rank}.json").read_bytes(), type=OffloadReport) for rank in range(ranks)]
-    return Outcome(reports, torch.load(folder / "parameters.pt", weights_only=True), folder)
+    settings = {"kl_coef": 0.1} | learner
+    return run_ranks(count, train_offloaded, folder, settings, learner=small_run(**settings).learner)
 
 
-def read_tensor_files(outcome: Outcome, step: int) -> dict[str, bytes]:
+def read_tensor_files(out: Path, step: int) -> dict[str, bytes]:
     """Read the saved weights, moments and random states: equal states have equal bytes."""
-    folder = get_tensors_folder(outcome.folder / f"step_{step:06d}")
+    folder = get_tensors_folder(out / f"step_{step:06d}")
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
@@ -58,16 +119,16 @@ def test_a_state_that_moves_between_steps_trains_and_saves_the_same_bits(
     """On two ranks FSDP pads a shard of the 97 vocabulary rows."""
     kept = train(tmp_path / "kept", ranks, dtype=dtype)
     moved = train(tmp_path / "moved", ranks, dtype=dtype, offload="between_steps")
-    torch.testing.assert_close(moved.parameters, kept.parameters, rtol=0, atol=0)
-    assert [report.metrics for report in moved.reports] == [report.metrics for report in kept.reports]
+    torch.testing.assert_close(moved[0].parameters, kept[0].parameters, rtol=0, atol=0)
+    assert [report.metrics for report in moved] == [report.metrics for report in kept]
     for step in (SAVED_BEFORE, *SAVED_WHILE_MOVED):
-        assert read_tensor_files(moved, step) == read_tensor_files(kept, step)
-    model_bytes = sum(4 * each.numel() for each in kept.parameters.values())
-    for report in moved.reports:
+        assert read_tensor_files(tmp_path / "moved", step) == read_tensor_files(tmp_path / "kept", step)
+    model_bytes = sum(4 * each.numel() for each in kept[0].parameters.values())
+    for report in moved:
         assert report.resident_bytes == [0] * STEPS
         assert min(report.state_bytes) >= 4 * model_bytes / ranks  # weights, two moments, reference
         assert report.offload_metrics == ["offload_s"]
-    assert all(report.state_bytes == [] and report.offload_metrics == [] for report in kept.reports)
+    assert all(report.state_bytes == [] and report.offload_metrics == [] for report in kept)
 
 
 @pytest.mark.parametrize(
@@ -82,12 +143,12 @@ def test_an_update_in_main_memory_gives_the_same_bits(ranks: int, dtype: str, tm
     """One rank in float32 is compared with a model without FSDP."""
     on_device = train(tmp_path / "device", ranks, dtype=dtype)
     on_host = train(tmp_path / "host", ranks, dtype=dtype, offload="optimizer")
-    torch.testing.assert_close(on_host.parameters, on_device.parameters, rtol=0, atol=0)
-    assert [report.metrics for report in on_host.reports] == [report.metrics for report in on_device.reports]
-    assert [report.policies for report in on_host.reports] == [["CPUOffloadPolicy"]] * ranks
-    shapes = {name: tuple(each.shape) for name, each in on_device.parameters.items()}
+    torch.testing.assert_close(on_host[0].parameters, on_device[0].parameters, rtol=0, atol=0)
+    assert [report.metrics for report in on_host] == [report.metrics for report in on_device]
+    assert [report.policies for report in on_host] == [{"CPUOffloadPolicy"}] * ranks
+    shapes = {name: tuple(each.shape) for name, each in on_device[0].parameters.items()}
     saved = [
-        read_whole_weights(get_tensors_folder(each.folder / "step_000003"), shapes) for each in (on_host, on_device)
+        read_whole_weights(get_tensors_folder(tmp_path / name / "step_000003"), shapes) for name in ("host", "device")
     ]
     torch.testing.assert_close(saved[0], saved[1], rtol=0, atol=0)
 
@@ -111,41 +172,37 @@ def count_moved(rank: LearnerRank) -> int:
 
 def train_steps(rank: LearnerRank, folder: RunFolder, *steps: int) -> list[str]:
     """Train steps; return the digests of the published weights."""
-    results = [rank.train(step, store_batch(folder.batches, step, rows(step))) for step in steps]
+    results = [train_step(rank, folder, step) for step in steps]
     return [result.published.digest for result in results if result.published is not None]
 
 
-def test_the_memory_is_free_from_a_publication_to_the_next_step(tmp_path: Path) -> None:
+def test_the_memory_is_free_from_a_publication_to_the_next_step(open_rank: OpenRank, tmp_path: Path) -> None:
     run, folder = make_offloading_run(tmp_path / "moved")
-    rank = LearnerRank(run, folder, RankGroup())
+    rank = open_rank(run, folder)
     assert count_moved(rank) == 0
     assert rank.start(None, no_report, journaled_steps=[1]).published is None
     assert count_moved(rank) == 0  # the engines' memory is still lent
-    sequences = store_batch(folder.batches, 1, rows(1))
-    rank.train(1, sequences, publish=False)
+    train_step(rank, folder, 1, publish=False)
     assert count_moved(rank) == 0
-    metrics = rank.train(2, store_batch(folder.batches, 2, rows(2))).metrics
+    metrics = train_step(rank, folder, 2).metrics
     num_parameters = len(gather_full_parameters(load_model(folder.checkpoints / "init")))
     assert count_moved(rank) == 4 * num_parameters  # weights, two moments and a number of steps
     assert metrics["offload_s"] > 0
-    rank.close()
 
 
-def test_weights_are_published_and_saved_as_without_offload(tmp_path: Path) -> None:
+def test_weights_are_published_and_saved_as_without_offload(open_rank: OpenRank, tmp_path: Path) -> None:
     plain_run, plain_folder = make_run(tmp_path, sft_steps=0)
-    plain = LearnerRank(plain_run, plain_folder, RankGroup())
+    plain = open_rank(plain_run, plain_folder)
     plain.start(None, no_report)
     expected = train_steps(plain, plain_folder, 1, 2, 3)
-    plain.close()
     run, folder = make_offloading_run(tmp_path / "moved")
-    rank = LearnerRank(run, folder, RankGroup())
+    rank = open_rank(run, folder)
     rank.start(None, no_report)
     digests = train_steps(rank, folder, 1)
     rank.save_if_due()
     digests += train_steps(rank, folder, 2)
     rank.save_if_due()
     rank.close()
-    resumed = LearnerRank(run, folder, RankGroup())
+    resumed = open_rank(run, folder)
     assert resumed.start(None, no_report).step == 2
     assert [*digests, *train_steps(resumed, folder, 3)] == expected
-    resumed.close()

@@ -1,50 +1,39 @@
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from asterism.bus.messages import TrainingSample
 from asterism.configs.errors import UnusableInput
 from asterism.engine.learner.batches.training_sequence import build_rl_sequence, build_sft_sequence
-from asterism.engine.learner.distributed import RankGroup, gather_full_parameters
 from asterism.engine.learner.trainer import Trainer
 from tests.engine.learner.training_examples import (
+    copy_weights,
+    make_trainer,
     replace_tokens,
     rl_sequences,
     row,
     rows,
     sequences,
-    small_run,
     trainable_model,
 )
 
 pytestmark = pytest.mark.slow
-ONE = RankGroup()
-
-
-def trainer(stage: str = "rl", **learner: float | str) -> Trainer:
-    made = Trainer(trainable_model(), small_run(**learner), ONE)
-    made.start_stage("sft" if stage == "sft" else "rl")
-    return made
-
-
-def parameters(made: Trainer) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in gather_full_parameters(made.model).items()}
 
 
 # ---------------------------------------------------------------- steps
 
 
 def test_the_cold_start_lowers_the_training_loss() -> None:
-    made = trainer("sft")
+    made = make_trainer("sft")
     losses = [made.run_sft_step(sequences(0))["loss"] for _ in range(8)]
     assert losses[-1] < 0.7 * losses[0]
 
 
 def test_a_model_that_replaces_the_cold_starts_model_gets_the_settings_of_layers() -> None:
-    made = Trainer(trainable_model(), small_run(activation_checkpointing="full", compile=True), ONE)
+    made = make_trainer(activation_checkpointing="full", compile=True)
     made.model = trainable_model()
     made.start_stage("rl")
     assert {(layer.recomputed, layer.is_compiled) for layer in made.model.model.layers} == {("full", True)}
@@ -52,7 +41,7 @@ def test_a_model_that_replaces_the_cold_starts_model_gets_the_settings_of_layers
 
 @pytest.mark.parametrize(("advantage", "sign"), [(1.0, 1), (-1.0, -1)])
 def test_a_step_makes_good_answers_more_likely_and_bad_answers_less_likely(advantage: float, sign: int) -> None:
-    made = trainer(minibatches=1, warmup_steps=0)
+    made = make_trainer(minibatches=1, warmup_steps=0)
     batch = [build_rl_sequence(_on_policy(made, row(index, 0, seed=9, advantage=advantage))) for index in range(4)]
     before = made.run_rl_step(batch)
     after = made.run_rl_step(batch)
@@ -71,14 +60,14 @@ def _on_policy(made: Trainer, before: TrainingSample) -> TrainingSample:
 
 
 def test_on_policy_rows_show_no_mismatch_and_no_clipping_before_the_first_update() -> None:
-    made = trainer(minibatches=1)
+    made = make_trainer(minibatches=1)
     metrics = made.run_rl_step([build_rl_sequence(_on_policy(made, each)) for each in rows(0)])
     assert metrics["mismatch_max"] < 1e-4
     assert metrics["clip_fraction"] == 0.0
 
 
 def test_clipping_acts_from_the_second_minibatch_on() -> None:
-    made = trainer(minibatches=4, lr=0.05, warmup_steps=0)
+    made = make_trainer(minibatches=4, lr=0.05, warmup_steps=0)
     metrics = made.run_rl_step([build_rl_sequence(_on_policy(made, each)) for each in rows(0)])
     assert metrics["updates"] == 4
     assert metrics["clip_fraction"] > 0.1
@@ -86,39 +75,39 @@ def test_clipping_acts_from_the_second_minibatch_on() -> None:
 
 
 def test_micro_batches_of_any_size_give_the_same_update() -> None:
-    small, large = trainer(micro_batch_tokens=40), trainer(micro_batch_tokens=100_000)
+    small, large = make_trainer(micro_batch_tokens=40), make_trainer(micro_batch_tokens=100_000)
     metrics = [made.run_rl_step(rl_sequences(0)) for made in (small, large)]
-    torch.testing.assert_close(parameters(small), parameters(large), rtol=0, atol=2e-5)  # one update: 5e-4
+    torch.testing.assert_close(copy_weights(small), copy_weights(large), rtol=0, atol=2e-5)  # one update: 5e-4
     assert metrics[0].pop("fill") > 0.7 > 0.1 > metrics[1].pop("fill")
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
 
 
 def test_a_cold_start_batch_without_loss_tokens_changes_nothing() -> None:
-    made = trainer("sft")
-    before = parameters(made)
+    made = make_trainer("sft")
+    before = copy_weights(made)
     assert made.run_sft_step([build_sft_sequence([1, 2, 3], [0, 0, 0])])["tokens"] == 0.0
-    torch.testing.assert_close(parameters(made), before, rtol=0, atol=0)
+    torch.testing.assert_close(copy_weights(made), before, rtol=0, atol=0)
 
 
 def test_a_batch_without_rows_is_a_step_without_update() -> None:
-    made = trainer()
-    before = parameters(made)
+    made = make_trainer()
+    before = copy_weights(made)
     metrics = made.run_rl_step([])
-    torch.testing.assert_close(parameters(made), before, rtol=0, atol=0)
+    torch.testing.assert_close(copy_weights(made), before, rtol=0, atol=0)
     assert (made.step, metrics["updates"], metrics["tokens"]) == (1, 0.0, 0.0)
 
 
 def test_rows_without_loss_tokens_make_no_update() -> None:
     silent = row(0, 0, seed=0)
     silent = replace_tokens(silent, loss_mask=bytes(len(silent.record.loss_mask)))
-    assert trainer().run_rl_step([build_rl_sequence(silent)])["updates"] == 0.0
+    assert make_trainer().run_rl_step([build_rl_sequence(silent)])["updates"] == 0.0
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted() -> None:
-    made = trainer(minibatches=1)
-    before = parameters(made)
+    made = make_trainer(minibatches=1)
+    before = copy_weights(made)
     metrics = made.run_rl_step([build_rl_sequence(row(0, 0, seed=0, advantage=math.inf))])
-    torch.testing.assert_close(parameters(made), before, rtol=0, atol=0)
+    torch.testing.assert_close(copy_weights(made), before, rtol=0, atol=0)
     assert metrics["updates_skipped"] == 1.0
 
 
@@ -127,20 +116,20 @@ def test_a_token_id_outside_the_vocabulary_is_refused_before_it_reaches_the_mode
     ids = np.frombuffer(bad.record.token_ids, np.int32).copy()
     ids[2] = 97
     with pytest.raises(ValueError, match="vocabulary of 97"):
-        trainer().run_rl_step([build_rl_sequence(replace_tokens(bad, token_ids=ids.tobytes()))])
+        make_trainer().run_rl_step([build_rl_sequence(replace_tokens(bad, token_ids=ids.tobytes()))])
 
 
 def test_the_learning_rate_follows_its_schedule() -> None:
-    made = trainer(warmup_steps=2, final_lr_fraction=0.5)
+    made = make_trainer(warmup_steps=2, final_lr_fraction=0.5)
     rates = [made.run_rl_step([build_rl_sequence(row(0, 0, seed=step))])["lr"] for step in range(6)]
     assert rates == pytest.approx([0.5e-3, 1e-3, 1e-3, 5 / 6 * 1e-3, 2 / 3 * 1e-3, 0.5e-3])
 
 
 def test_recomputed_log_probabilities_come_from_the_weights_before_the_step() -> None:
-    settings: dict[str, float | str] = {"minibatches": 4, "warmup_steps": 0, "correction": "none"}
-    without_change = trainer(lr=1e-12, old_logprobs="recomputed", **settings).run_rl_step(rl_sequences(0))
-    recomputed = trainer(lr=0.05, old_logprobs="recomputed", **settings).run_rl_step(rl_sequences(0))
-    present = trainer(lr=0.05, old_logprobs="engine", **settings).run_rl_step(rl_sequences(0))
+    settings: dict[str, Any] = {"minibatches": 4, "warmup_steps": 0, "correction": "none"}
+    without_change = make_trainer(lr=1e-12, old_logprobs="recomputed", **settings).run_rl_step(rl_sequences(0))
+    recomputed = make_trainer(lr=0.05, old_logprobs="recomputed", **settings).run_rl_step(rl_sequences(0))
+    present = make_trainer(lr=0.05, old_logprobs="engine", **settings).run_rl_step(rl_sequences(0))
     for number in (1, 2, 3, 4):
         name = f"minibatch {number}: mismatch_mean"
         assert recomputed[name] == pytest.approx(without_change[name], rel=1e-6)
@@ -150,17 +139,17 @@ def test_recomputed_log_probabilities_come_from_the_weights_before_the_step() ->
 
 
 def test_a_mismatch_above_the_limit_stops_before_the_update() -> None:
-    made = trainer(mismatch_limit=0.1)
-    before = parameters(made)
+    made = make_trainer(mismatch_limit=0.1)
+    before = copy_weights(made)
     with pytest.raises(
         UnusableInput, match=r"learner\.loss\.mismatch_limit: .* differ by more than 1 nat for \d+\.\d% of"
     ):
         made.run_rl_step(rl_sequences(0))
-    assert all(torch.equal(before[name], tensor) for name, tensor in parameters(made).items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in copy_weights(made).items())
 
 
 def test_weights_that_are_not_finite_are_reported_with_the_parameter() -> None:
-    made = trainer()
+    made = make_trainer()
     made.check_weights()
     with torch.no_grad():
         made.model.model.layers[1].mlp.up_proj.weight[3, 2] = float("nan")

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,6 +16,7 @@ from asterism.engine.learner.checkpoints.checkpoint_folders import (
     write_trainer_state,
 )
 from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.sharding import shard_model
 from asterism.engine.learner.weight_probe import (
     MAX_PROMPT_TOKENS,
     NUM_PROMPTS,
@@ -27,7 +27,7 @@ from asterism.engine.learner.weight_probe import (
 )
 from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.learner.rank_processes import run_ranks
-from tests.engine.learner.training_examples import rl_sequences, trainable_model
+from tests.engine.learner.training_examples import rl_sequences, small_run, trainable_model
 from tests.engine.tiny_models import random_ids
 
 
@@ -91,15 +91,20 @@ def test_prompts_of_a_checkpoint_are_probed_at_once_and_renewed_at_the_same_step
         assert restarted.prompts == undisturbed.prompts
 
 
+def probe(ranks: RankGroup) -> WeightProbe | None:
+    """Probe an untied model."""
+    model, prober = trainable_model(is_tied=False), WeightProber(5, ranks)
+    shard_model(model, ranks)
+    prober.choose_prompts(2, rl_sequences(2))
+    return prober.measure(model)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("copies", [1, 2])
-def test_ranks_have_the_probe_of_one_rank(tmp_path: Path, copies: int) -> None:
-    for ranks in (1, 2):
-        run_ranks(ranks, "probe_ranks", str(tmp_path / str(ranks)), str(copies if ranks > 1 else 1))
-    alone, first, second = (
-        msgspec.json.decode(Path(f"{tmp_path}/{name}.json").read_bytes(), type=WeightProbe)
-        for name in ("1_0", "2_0", "2_1")
-    )
+def test_ranks_have_the_probe_of_one_rank(copies: int) -> None:
+    alone = probe(RankGroup())
+    first, second = run_ranks(2, probe, learner=small_run(ranks=2, dp_replicate=copies).learner)
+    assert first is not None and alone is not None
     assert first == second
     assert first.prompts == alone.prompts
     assert first.logprobs == pytest.approx(alone.logprobs, abs=1e-5)

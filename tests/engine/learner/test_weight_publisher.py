@@ -1,21 +1,27 @@
 """Tests: all ranks publish a model together; each rank writes its own rows, and buffers one bucket of other rows."""
 
-import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
 import pytest
 import torch
 from torch import Tensor
 
 from asterism.bus.messages import WeightsPublished
 from asterism.engine.learner import weight_publisher
-from asterism.engine.learner.weight_publisher import BUCKET_BYTES
+from asterism.engine.learner.adapters.adapter_publisher import AdapterPublisher
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.sharding import load_sharded_model
+from asterism.engine.learner.weight_publisher import BUCKET_BYTES, AdapterMerger, WeightPublisher
 from asterism.engine.model.hf_checkpoint import load_model
+from asterism.engine.model.lora_linear import list_base_parameters
+from asterism.engine.model.lora_options import get_lora_options
 from asterism.engine.weight_transfer.shared_memory import load_published
+from tests.engine.learner.adapters.adapted_models import fill_adapters
+from tests.engine.learner.rank_probes import measuring_memory
 from tests.engine.learner.rank_processes import run_ranks
 from tests.engine.learner.test_sharding import MB, make_config, write_model
+from tests.engine.learner.training_examples import small_run
 from tests.engine.tiny_models import small_config
 from tests.engine.whole_publisher import WholePublisher
 
@@ -27,13 +33,33 @@ class Publication(NamedTuple):
     peaks: list[int]  # anonymous memory of each rank while it publishes
 
 
+def publish_twice(
+    ranks: RankGroup, ranks_per_node: int, checkpoint: Path, out: Path, dtype: str, settings: dict[str, Any]
+) -> tuple[WeightsPublished | None, int]:
+    """Return the second message, and the peak of memory. Ranks on later nodes cannot write to OUT/slots."""
+    learner, ranks = small_run(**settings, ranks=4).learner, ranks._replace(local_world_size=ranks_per_node)
+    model = load_sharded_model(checkpoint, ranks, learner.dtype, get_lora_options(learner))
+    fill_adapters(model)
+    slots = out / "slots" if ranks.node == 0 else out / "another_node"
+    options = getattr(torch, dtype), 1, ranks
+    if learner.lora.publish == "adapters":
+        publisher = AdapterPublisher(slots, model, *options)
+    else:
+        publisher = WeightPublisher(slots, list_base_parameters(model), *options, AdapterMerger(model))
+    with measuring_memory() as peak:
+        publisher.publish(1)
+        published = publisher.publish(2)
+    return published, peak.growth
+
+
 def publish_on(
-    ranks: int, ranks_per_node: int, checkpoint: Path, out: Path, dtype: str, learner: dict[str, str | int]
+    count: int, ranks_per_node: int, checkpoint: Path, out: Path, dtype: str, settings: dict[str, Any]
 ) -> Publication:
     out.mkdir()
-    run_ranks(ranks, "publish_ranks", str(checkpoint), str(out), dtype, str(ranks_per_node), json.dumps(learner))
-    peaks = [json.loads((out / f"{rank}.json").read_text())["publishing_bytes"] for rank in range(ranks)]
-    return Publication(msgspec.json.decode((out / "published.json").read_bytes(), type=WeightsPublished), peaks)
+    learner = small_run(**settings, ranks=4).learner
+    found = run_ranks(count, publish_twice, ranks_per_node, checkpoint, out, dtype, settings, learner=learner)
+    (published,) = (message for message, _ in found if message is not None)
+    return Publication(published, [peak for _, peak in found])
 
 
 def load_weights(checkpoint: Path, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -1,26 +1,17 @@
-"""`main(SCRIPTS)`: runs steps of one stage per script on all ranks."""
+"""Runs steps of one stage per script on all ranks."""
 
-import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 from torch import Tensor
 
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.adapters.adapted_model import BasePolicy, start_from_model
 from asterism.engine.learner.checkpoints.checkpoint_folders import FIRST_CHECKPOINT
-from asterism.engine.learner.distributed import (
-    RankGroup,
-    gather_full,
-    gather_full_parameters,
-    join_ranks,
-    leave_ranks,
-    wait_at_barrier,
-)
+from asterism.engine.learner.distributed import RankGroup, gather_full, gather_full_parameters, wait_at_barrier
 from asterism.engine.learner.sharding import build_sharded_model, shard_model
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM
@@ -28,7 +19,8 @@ from asterism.engine.model.lora_linear import add_adapters, list_adapters
 from asterism.engine.model.lora_options import get_lora_options
 from asterism.policies.losses import token_scores
 from tests.engine.learner.adapters.adapted_models import fill_adapters
-from tests.engine.learner.rank_probes import describe_parameters
+from tests.engine.learner.rank_probes import ParameterForm, describe_parameters
+from tests.engine.learner.rank_processes import run_ranks
 from tests.engine.learner.training_examples import rl_sequences, sequences, small_run, trainable_model
 from tests.engine.tiny_models import write_tokenizer
 
@@ -39,10 +31,9 @@ Step = Callable[[Trainer, int], dict[str, float]]
 class RankScript(msgspec.Struct, frozen=True):
     stage: str  # sft, rl, recomputed: rl with recomputed log probabilities, experts: sft of a model with experts, or
     # adapted: rl with adapters that are added after a step of the cold start
-    out: str  # folder for parameters.pt, gradients.pt, metrics.json, state.json and `checkpoint`
     first: int = 0
     end: int = 5
-    saves: bool = False  # saves a checkpoint at the end; for a new model with adapters also at step 0
+    saved: str = ""  # folder for `checkpoint` of the end, and for a new model with adapters of step 0; empty: none
     max_shard_bytes: int = 5 * 10**9  # limit for shards of the export
     checkpoint: str = ""  # checkpoint to resume from; empty: a new model
     is_tied: bool = True  # whether the new model is tied
@@ -50,10 +41,20 @@ class RankScript(msgspec.Struct, frozen=True):
     chunk_tokens: int = 0  # tokens for which logits are computed at once; 0: all tokens
 
 
+class Outcome(msgspec.Struct):
+    parameters: dict[str, Tensor]
+    gradients: dict[str, Tensor]  # gradients of the first update, before which all ranks have equal weights
+    metrics: list[dict[str, float]]
+    parameter_forms: dict[str, ParameterForm]
+    gradient_dtypes: set[str]  # of the last update
+    optimizer_dtypes: set[str]  # of the optimizer's tensors
+
+
 class RecordingTrainer(Trainer):
     """A trainer that keeps the gradients of its first update."""
 
     gradients: dict[str, Tensor] | None = None
+    gradient_dtypes: set[str]
 
     def _apply_gradients(self, lr_scale: float) -> float:
         pairs = [(name, each.grad) for name, each in self.model.named_parameters() if each.grad is not None]
@@ -110,43 +111,35 @@ def add_adapters_after_cold_start(trainer: RecordingTrainer, ranks: RankGroup, r
     return adapted
 
 
-def describe_state(trainer: RecordingTrainer) -> dict[str, Any]:
-    """Describe the parameters, and the dtypes of the last update's gradients and of the optimizer's tensors."""
-    states = [state for optimizer in trainer._optimizers for state in optimizer.state.values()]  # pyright: ignore[reportPrivateUsage]
-    moments = [value for state in states for name, value in state.items() if name != "step"]
-    return {
-        "parameters": describe_parameters(trainer.model),
-        "gradients": sorted(trainer.gradient_dtypes),
-        "optimizer": sorted({str(each.dtype) for each in moments}),
-    }
-
-
-def run_script(script: RankScript, ranks: RankGroup) -> None:
+def run_script(ranks: RankGroup, script: RankScript) -> Outcome:
     if script.chunk_tokens:
         token_scores.count_chunk_tokens = lambda *_: script.chunk_tokens
-    trainer, folder = make_trainer(script, ranks), Path(script.out)
-    if ranks.is_leader:
+    trainer, folder = make_trainer(script, ranks), Path(script.saved)
+    if script.saved and ranks.is_leader:
         write_tokenizer(folder / "tokenizer")
     wait_at_barrier(ranks)
-    if script.saves and list_adapters(trainer.model):
+    if script.saved and list_adapters(trainer.model):
         trainer.save(folder / FIRST_CHECKPOINT, folder / "tokenizer")
     metrics = [steps_of(script.stage)(trainer, step) for step in range(script.first, script.end)]
-    parameters = gather_full_parameters(trainer.model)
-    if ranks.is_leader:
-        torch.save(parameters, folder / "parameters.pt")
-        torch.save(trainer.gradients, folder / "gradients.pt")
-        (folder / "metrics.json").write_text(json.dumps(metrics))
-        (folder / "state.json").write_bytes(msgspec.json.encode(describe_state(trainer)))
-    wait_at_barrier(ranks)
-    if script.saves:
+    parameters = {name: each.clone() for name, each in gather_full_parameters(trainer.model).items()}
+    if script.saved:
         trainer.save(folder / "checkpoint", folder / "tokenizer", max_shard_bytes=script.max_shard_bytes)
         trainer.finish_saving()
+    states = [state for optimizer in trainer._optimizers for state in optimizer.state.values()]  # pyright: ignore[reportPrivateUsage]
+    moments = {str(each.dtype) for state in states for name, each in state.items() if name != "step"}
+    forms = describe_parameters(trainer.model)
+    return Outcome(parameters, trainer.gradients or {}, metrics, forms, trainer.gradient_dtypes, moments)
 
 
-def main(encoded: str) -> None:
+def run_scripts(ranks: RankGroup, scripts: Sequence[RankScript]) -> list[Outcome]:
+    """Return the outcomes on the leading rank."""
     warnings.filterwarnings("error", "FSDP2-wrapped module")  # a warning about outputs that are views
-    scripts = msgspec.json.decode(encoded, type=list[RankScript])
-    ranks = join_ranks(small_run(**scripts[0].learner).learner)
-    for script in scripts:
-        run_script(script, ranks)
-    leave_ranks(ranks)
+    outcomes = [run_script(ranks, script) for script in scripts]
+    return outcomes if ranks.is_leader else []
+
+
+def train(count: int, *scripts: RankScript) -> list[Outcome]:
+    """Run all scripts in one set of rank processes, or in this process for a single rank without a mesh."""
+    if count == 1 and scripts[0].learner.get("dtype", "float32") == "float32":
+        return [run_script(RankGroup(), script) for script in scripts]
+    return run_ranks(count, run_scripts, scripts, learner=small_run(**scripts[0].learner).learner)[0]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from msgspec.structs import replace
+from torch import Tensor
 
 from asterism.bus.messages import BatchGroup, BatchReady, GroupAccepted, TokenRecord, TrainingSample
 from asterism.configs.schema.algorithm import RlConfig, SftConfig
@@ -21,6 +22,8 @@ from asterism.engine.learner.batches.training_sequence import (
     build_rl_sequence,
     build_training_sequence,
 )
+from asterism.engine.learner.distributed import RankGroup, gather_full_parameters
+from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.learner.learner_settings import make_learner
 from tests.engine.tiny_models import VOCABULARY, small_architecture, small_config, small_model, write_tokenizer
@@ -54,6 +57,17 @@ def small_run(**learner: Any) -> RunConfig:
 
 def trainable_model(model_type: str = "qwen3", *, is_tied: bool = True) -> CausalLM:
     return small_model(config=small_architecture(model_type, tie_word_embeddings=is_tied)).requires_grad_(True)
+
+
+def make_trainer(stage: str = "rl", model: CausalLM | None = None, **learner: Any) -> Trainer:
+    """Make a trainer on one rank that begins this stage. `learner`: settings of [learner]."""
+    made = Trainer(trainable_model() if model is None else model, small_run(**learner), RankGroup())
+    made.start_stage("sft" if stage == "sft" else "rl")
+    return made
+
+
+def copy_weights(made: Trainer) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in gather_full_parameters(made.model).items()}
 
 
 def row(

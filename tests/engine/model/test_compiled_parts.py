@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
@@ -12,9 +12,7 @@ from asterism.configs.schema.learner_config import Checkpointing
 from asterism.engine.model import compiled_parts
 from asterism.engine.model.architectures import ARCHITECTURES
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.packed_attention import build_segments
-from asterism.policies.losses.token_scores import ScoredTokens
-from tests.engine.tiny_models import VOCABULARY, small_architecture, small_model
+from tests.engine.tiny_models import VOCABULARY, score_packed, small_architecture, small_model
 
 pytestmark = [
     pytest.mark.slow,  # compiles for about 20 s; needs g++
@@ -36,9 +34,7 @@ def _fresh_compiler() -> Iterator[None]:
 
 def score(model: CausalLM, lengths: Sequence[int]) -> Tensor:
     token_ids_T = torch.randint(0, VOCABULARY, (sum(lengths),), generator=torch.Generator().manual_seed(0))
-    tokens = ScoredTokens(torch.arange(len(token_ids_T)), token_ids_T.flip(0))
-    scores: Any = model(token_ids_T[None], tokens=tokens, segments=build_segments(lengths))
-    return scores.logprobs_N
+    return score_packed(model, token_ids_T, lengths)
 
 
 def compute_gradient(model: CausalLM, lengths: Sequence[int]) -> Tensor:

@@ -13,7 +13,7 @@ from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.packed_attention import build_segments, find_causal_options
 from asterism.policies.losses.token_scores import ScoredTokens
 from tests.engine.closeness import assert_close
-from tests.engine.tiny_models import VOCABULARY, small_architecture, small_model
+from tests.engine.tiny_models import VOCABULARY, score_packed, small_architecture, small_model
 
 LENGTHS = (9, 1, 4, 17)
 
@@ -21,12 +21,6 @@ LENGTHS = (9, 1, 4, 17)
 def make_rows() -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [torch.randint(0, VOCABULARY, (length,), generator=generator) for length in LENGTHS]
-
-
-def score_packed(model: CausalLM, rows: list[Tensor]) -> Tensor:
-    token_ids_T = torch.cat(rows)
-    tokens = ScoredTokens(torch.arange(len(token_ids_T)), token_ids_T.flip(0))
-    return model(token_ids_T[None], tokens=tokens, segments=build_segments(LENGTHS)).logprobs_N
 
 
 def score_padded(model: CausalLM, rows: list[Tensor]) -> Tensor:
@@ -41,7 +35,7 @@ def score_padded(model: CausalLM, rows: list[Tensor]) -> Tensor:
 def test_packed_and_padded_sequences_have_the_same_scores_and_gradients(model_type: str, tied: bool) -> None:
     model = small_model(config=small_architecture(model_type, tie_word_embeddings=tied), std=0.1).requires_grad_(True)
     rows = make_rows()
-    packed, padded = score_packed(model, rows), score_padded(model, rows)
+    packed, padded = score_packed(model, torch.cat(rows), LENGTHS), score_padded(model, rows)
     assert_close(packed, padded, rtol=1e-6, atol=1e-6)
     parameters = list(model.parameters())
     found, expected = (torch.autograd.grad(each.sum(), parameters) for each in (packed, padded))
@@ -53,12 +47,12 @@ def test_packed_and_padded_sequences_have_the_same_scores_and_gradients(model_ty
 def test_a_segment_does_not_depend_on_its_neighbours() -> None:
     model = small_model()
     rows = make_rows()
-    before = score_packed(model, rows)
+    before = score_packed(model, torch.cat(rows), LENGTHS)
     rows[0], rows[3] = rows[0].flip(0), rows[3].flip(0)
     after = model(torch.cat(rows)[None], segments=build_segments(LENGTHS))
     alone = model(rows[2][None])
     assert_close(after[0, 10:14], alone[0])
-    assert not torch.equal(before, score_packed(model, rows))
+    assert not torch.equal(before, score_packed(model, torch.cat(rows), LENGTHS))
 
 
 def attend_as_torch_2_10(query: Any, key: Any, value: Any, cu_seq_q: Any, max_q: int, is_causal: bool = False) -> None:

@@ -1,7 +1,6 @@
 """Tests: activation checkpointing keeps fewer tensors and gives the same gradients."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -10,9 +9,7 @@ from torch import Tensor
 from asterism.configs.schema.learner_config import Checkpointing
 from asterism.engine.model.architectures import ARCHITECTURES
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.packed_attention import build_segments
-from asterism.policies.losses.token_scores import ScoredTokens
-from tests.engine.tiny_models import VOCABULARY, small_architecture, small_model
+from tests.engine.tiny_models import VOCABULARY, score_packed, small_architecture, small_model
 
 pytestmark = pytest.mark.slow  # torch.utils.checkpoint imports torch's compiler, in about a second
 LENGTHS = (60, 4, 36)
@@ -21,10 +18,9 @@ LENGTHS = (60, 4, 36)
 def compute_gradients(model: CausalLM, recomputed: Checkpointing, count: Callable[[Tensor], Tensor]) -> list[Tensor]:
     model.set_recomputed(recomputed)
     token_ids_T = torch.randint(0, VOCABULARY, (sum(LENGTHS),), generator=torch.Generator().manual_seed(0))
-    tokens = ScoredTokens(torch.arange(len(token_ids_T)), token_ids_T.flip(0))
     with torch.autograd.graph.saved_tensors_hooks(count, lambda each: each):
-        scores: Any = model(token_ids_T[None], tokens=tokens, segments=build_segments(LENGTHS))
-    return list(torch.autograd.grad(scores.logprobs_N.sum(), list(model.parameters())))
+        logprobs_N = score_packed(model, token_ids_T, LENGTHS)
+    return list(torch.autograd.grad(logprobs_N.sum(), list(model.parameters())))
 
 
 class SavedBytes:

@@ -16,6 +16,7 @@ from asterism.configs.schema.algorithm import Sampling
 from asterism.engine.contract import Capacity, Generation, GenerationRequest
 from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.model.tokenizer import load_tokenizer
+from tests.engine.http.served_app import serving_app
 
 Dialect = Literal["vllm", "llama.cpp", "openai"]
 MODEL = "small"
@@ -48,18 +49,11 @@ class CompletionsServer:
         app = web.Application()
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_post("/v1/completions", self._complete)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self.engine.start()
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", port)
-        await site.start()
         try:
-            host, port = runner.addresses[0][:2]
-            yield f"http://{host}:{port}/v1"
+            async with serving_app(app, port, shutdown_timeout_s=0.1) as url:
+                yield f"{url}/v1"
         finally:
-            for _ in range(3):  # accept the last connections
-                await asyncio.sleep(0)
-            await runner.cleanup()
             await self.engine.close()
 
     async def _list_models(self, request: web.Request) -> web.Response:

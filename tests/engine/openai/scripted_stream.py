@@ -8,6 +8,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from aiohttp import web
 
+from tests.engine.http.served_app import serving_app
+
 MODEL = "scripted"
 End = Literal["close", "abort", "hold"]
 
@@ -39,17 +41,8 @@ class ScriptedServer:
         app = web.Application()
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_post("/v1/completions", self._complete)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        try:
-            host, port = runner.addresses[0][:2]
-            yield f"http://{host}:{port}/v1"
-        finally:
-            for _ in range(3):  # accept the last connections
-                await asyncio.sleep(0)
-            await runner.cleanup()
+        async with serving_app(app) as url:
+            yield f"{url}/v1"
 
     async def _list_models(self, request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": MODEL}]})

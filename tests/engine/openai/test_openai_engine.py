@@ -80,30 +80,36 @@ class OpenAIBench:
         )
 
 
+@pytest.fixture
+def dialect() -> Dialect:
+    return "vllm"
+
+
+@pytest.fixture
+def bench(model_folder: Path, tmp_path: Path, dialect: Dialect) -> OpenAIBench:
+    return OpenAIBench(model_folder, tmp_path, dialect)
+
+
 @pytest.mark.parametrize("case", CASES, ids=sentence)
-async def test_the_engine_with_token_ids(case: Case, model_folder: Path, tmp_path: Path) -> None:
-    await case(OpenAIBench(model_folder, tmp_path))
+async def test_the_engine_with_token_ids(case: Case, bench: OpenAIBench) -> None:
+    await case(bench)
 
 
+@pytest.mark.parametrize("dialect", ["llama.cpp"])
 @pytest.mark.parametrize("case", generation.STREAMING, ids=sentence)
-async def test_the_engine_with_ids_in_logprobs(case: Case, model_folder: Path, tmp_path: Path) -> None:
-    await case(OpenAIBench(model_folder, tmp_path, "llama.cpp"))
+async def test_the_engine_with_ids_in_logprobs(case: Case, bench: OpenAIBench) -> None:
+    await case(bench)
 
 
 # ---------------------------------------------------------------- dialects
 
 
-@pytest.mark.parametrize(
-    ("dialect", "prompt_type", "logprob", "num_probes"), [("vllm", list, -1.5, 1), ("llama.cpp", list, -2.5, 1)]
-)
-async def test_the_first_accepted_form_is_used(
-    dialect: Dialect, prompt_type: type[object], logprob: float, num_probes: int, model_folder: Path, tmp_path: Path
-) -> None:
-    bench = OpenAIBench(model_folder, tmp_path, dialect)
+@pytest.mark.parametrize(("dialect", "logprob"), [("vllm", -1.5), ("llama.cpp", -2.5)])
+async def test_the_first_accepted_form_is_used(bench: OpenAIBench, logprob: float) -> None:
     async with bench.engine() as (engine, _):
-        assert len(bench.server.bodies) == num_probes
+        assert len(bench.server.bodies) == 1
         found = await engine.generate(request(1))
-        assert isinstance(bench.server.bodies[-1]["prompt"], prompt_type)
+        assert isinstance(bench.server.bodies[-1]["prompt"], list)
         assert found.logprobs.tolist() == [logprob] * 24
         assert found.versions.tolist() == [0] * 24
 
@@ -113,11 +119,9 @@ def ask(engine: OpenAIEngine, text: str, **settings: Any) -> GenerationRequest:
     return GenerationRequest(1, ids, **{"max_new_tokens": 400, **settings})
 
 
-async def test_a_server_that_takes_only_text_gets_text_and_its_text_is_tokenized(
-    model_folder: Path, tmp_path: Path
-) -> None:
-    bench = OpenAIBench(model_folder, tmp_path, "openai")
-    tokenizer = load_tokenizer(model_folder)
+@pytest.mark.parametrize("dialect", ["openai"])
+async def test_a_server_that_takes_only_text_gets_text_and_its_text_is_tokenized(bench: OpenAIBench) -> None:
+    tokenizer = load_tokenizer(bench.model)
     stop = tokenizer.end_of_turn_id
     async with bench.engine() as (engine, _):
         found = await engine.generate(
@@ -133,10 +137,8 @@ async def test_a_server_that_takes_only_text_gets_text_and_its_text_is_tokenized
             await engine.generate(ask(engine, "a", sampling=Sampling(top_k=5)))
 
 
-async def test_a_server_that_ignores_the_stop_tokens_is_stopped_at_the_next_token(
-    model_folder: Path, tmp_path: Path
-) -> None:
-    bench = OpenAIBench(model_folder, tmp_path, "llama.cpp")
+@pytest.mark.parametrize("dialect", ["llama.cpp"])
+async def test_a_server_that_ignores_the_stop_tokens_is_stopped_at_the_next_token(bench: OpenAIBench) -> None:
     async with bench.engine() as (engine, _):
         whole = await tokens(engine, request(5, 300))
         stop = next(token for token in whole[10:] if token not in whole[:10])
@@ -156,8 +158,7 @@ def test_a_text_with_more_ids_than_generated_tokens_ends_at_the_limit(model_fold
 # ---------------------------------------------------------------- errors
 
 
-async def test_an_abort_stops_the_server(model_folder: Path, tmp_path: Path) -> None:
-    bench = OpenAIBench(model_folder, tmp_path)
+async def test_an_abort_stops_the_server(bench: OpenAIBench) -> None:
     async with bench.engine() as (engine, _):
         pieces = asyncio.Queue[object]()
         call = asyncio.ensure_future(engine.generate(request(1, 600), pieces.put_nowait))
@@ -168,9 +169,7 @@ async def test_an_abort_stops_the_server(model_folder: Path, tmp_path: Path) -> 
         assert bench.server.num_cancelled == 1
 
 
-async def test_a_server_that_dies_is_lost_once_and_a_broken_stream_alone_does_not_count(
-    model_folder: Path, tmp_path: Path
-) -> None:
+async def test_a_server_that_dies_is_lost_once_and_a_broken_stream_alone_does_not_count(model_folder: Path) -> None:
     server, lost = CompletionsServer(model_folder, "vllm", LONGEST), asyncio.get_running_loop().create_future()
     server.max_answered = 1  # the first request of `start`
     options: dict[str, Any] = {"sequence_tokens": LONGEST, "retry_delays_s": (), "on_engine_lost": lost.set_result}
@@ -228,10 +227,7 @@ async def test_calls_beyond_the_running_ones_wait_for_the_server(model_folder: P
         await engine.close()
 
 
-async def test_requests_to_an_overloaded_server_are_retried_and_other_errors_are_reported(
-    model_folder: Path, tmp_path: Path
-) -> None:
-    bench = OpenAIBench(model_folder, tmp_path)
+async def test_requests_to_an_overloaded_server_are_retried_and_other_errors_are_reported(bench: OpenAIBench) -> None:
     with capture_logs() as lines:
         async with bench.engine() as (engine, _):
             bench.server.failures, bench.server.retry_after = [429], "1"
@@ -272,8 +268,7 @@ async def test_the_start_names_the_problem_and_the_remedy(model_folder: Path, mo
         await make(url).start()
 
 
-async def test_the_servers_weights_and_memory_cannot_be_changed(model_folder: Path, tmp_path: Path) -> None:
-    bench = OpenAIBench(model_folder, tmp_path)
+async def test_the_servers_weights_and_memory_cannot_be_changed(bench: OpenAIBench) -> None:
     published = publish(bench, 3, small_model(vocab_size=280))
     async with bench.engine() as (engine, _):
         with pytest.raises(WeightsRefused, match="cannot load weights"):

@@ -1,12 +1,14 @@
 """A scripted server on loopback, for behaviour that a real server does not show on request."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
 from aiohttp import web
+
+from tests.engine.http.served_app import serving_app
 
 Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
@@ -45,23 +47,11 @@ class FakeServer:
         self.request_received = asyncio.Event()
         self.generation_received = asyncio.Event()
 
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[str]:
-        """Yield the base URL."""
+    def serving(self) -> AbstractAsyncContextManager[str]:
+        """Serve requests within the context, whose value is the base URL."""
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._handle)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        try:
-            host, port = runner.addresses[0][:2]
-            yield f"http://{host}:{port}"
-        finally:
-            # Accept the last connections: a server that closes meanwhile would leave their sockets open.
-            for _ in range(3):
-                await asyncio.sleep(0)
-            await runner.cleanup()
+        return serving_app(app)
 
     def get_bodies(self, path: str) -> list[dict[str, Any]]:
         return [body for request_path, body in self.requests if request_path == path]
@@ -156,8 +146,10 @@ def refusing(status: int, content: Any) -> Handler:
     return handle
 
 
-def streaming(*responses: Callable[[dict[str, Any]], dict[str, Any]] | asyncio.Event, then: str = "done") -> Handler:
-    """Return a handler that sends `responses` and waits for events.
+def streaming(
+    *responses: Callable[[dict[str, Any]], dict[str, Any]] | asyncio.Event | bytes, then: str = "done"
+) -> Handler:
+    """Return a handler that sends `responses`, bytes as they are, and waits for events.
 
     `then`: "done", "broken" (closes the connection), "cut" (ends the stream too early) or "silent"
     (sends nothing).
@@ -170,7 +162,8 @@ def streaming(*responses: Callable[[dict[str, Any]], dict[str, Any]] | asyncio.E
             if isinstance(each, asyncio.Event):
                 await each.wait()
                 continue
-            await response.write(b"data: " + msgspec.json.encode(each(body)) + b"\n\n")
+            event = each if isinstance(each, bytes) else b"data: " + msgspec.json.encode(each(body)) + b"\n\n"
+            await response.write(event)
         if then == "silent":
             await asyncio.Event().wait()
         if then == "broken":

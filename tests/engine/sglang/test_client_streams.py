@@ -1,6 +1,5 @@
 """The streams of an SGLang server, and ends that must not count as complete; tests/engine/http has the framing."""
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -11,7 +10,7 @@ from asterism.engine.contract import EngineFailure
 from asterism.engine.http import http_session
 from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.http_api import GenerateRequest, SamplingParams
-from tests.engine.sglang.fake_server import LENGTH, FakeServer, Handler, make_response
+from tests.engine.sglang.fake_server import LENGTH, FakeServer, Handler, make_response, streaming
 
 pytestmark = pytest.mark.real_clock
 REQUEST = GenerateRequest("1;", [1, 2, 3], SamplingParams(max_new_tokens=3), stream=True)
@@ -31,22 +30,14 @@ INCOMPLETE = {
 }
 
 
-def playing(stream: bytes, *, then_abort: bool = False, then_hold: bool = False) -> Handler:
+def playing(stream: bytes, then: str = "cut") -> Handler:
     """Return a handler that sends the stream in pieces of seven bytes, with responses for <first> and <last>."""
 
     async def handle(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         first, last = make_response(body, [4]), make_response(body, [4, 5, 6], LENGTH)
         filled = stream.replace(FIRST, msgspec.json.encode(first)).replace(LAST, msgspec.json.encode(last))
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        for place in range(0, len(filled), 7):
-            await response.write(filled[place : place + 7])
-        if then_hold:
-            await asyncio.Event().wait()
-        if then_abort:
-            assert request.transport is not None
-            request.transport.close()
-        return response
+        pieces = (filled[place : place + 7] for place in range(0, len(filled), 7))
+        return await streaming(*pieces, then=then)(request, body)
 
     return handle
 
@@ -63,13 +54,13 @@ async def test_a_complete_stream_is_read(name: str) -> None:
     assert await read_last_ids(playing(COMPLETE[name])) == [4, 5, 6]
 
 
-@pytest.mark.parametrize("ending", ["then_abort", "then_hold"])
+@pytest.mark.parametrize("ending", ["broken", "silent"])
 @pytest.mark.parametrize("stream", [PLAIN, PLAIN + DONE], ids=["finish", "done"])
 async def test_a_stream_that_breaks_or_stalls_behind_its_last_response_is_complete(
     stream: bytes, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_session, "STREAM_END_S", 0.05)
-    assert await read_last_ids(playing(stream, **{ending: True})) == [4, 5, 6]
+    assert await read_last_ids(playing(stream, ending)) == [4, 5, 6]
 
 
 @pytest.mark.parametrize("name", INCOMPLETE)
@@ -81,4 +72,4 @@ async def test_an_incomplete_stream_is_a_failure(name: str) -> None:
 
 async def test_a_stream_that_breaks_before_its_last_response_is_a_failure() -> None:
     with pytest.raises(EngineFailure, match="the connection broke"):
-        await read_last_ids(playing(b"data: <first>\n\n", then_abort=True))
+        await read_last_ids(playing(b"data: <first>\n\n", "broken"))

@@ -3,6 +3,7 @@
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,14 @@ from asterism.engine.sglang.weights.disk_transport import DiskTransport
 from tests.engine.tiny_models import small_model
 
 FOLDER = RunFolder(Path("/runs/demo"))
+Build = Callable[..., dict[str, Any]]
 
 
-class BuiltEngine:
-    """Builds an engine and records its arguments in `arguments`."""
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch) -> Build:
+    """Build an engine of a process, with these settings, and return its arguments by name."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, process: str, *settings: str, incarnation: int = 1) -> None:
+    def build_engine(process: str, *settings: str, incarnation: int = 1) -> dict[str, Any]:
         run = load_run(None, ["name=demo", "engine.kind=sglang", "engine.num_engines=3", *settings])
         arguments: dict[str, Any] = {}
 
@@ -48,30 +51,32 @@ class BuiltEngine:
         if not run.sglang.external_urls:
             monkeypatch.setattr(sglang_factory, "SGLangServer", started)
         sglang_factory.build_engine(EngineStart(run, FOLDER, process, -1, print, incarnation))
-        self.arguments: dict[str, Any] = arguments
+        return arguments
+
+    return build_engine
 
 
-def test_a_server_has_the_index_of_its_generator(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = BuiltEngine(monkeypatch, "generator-2").arguments
+def test_a_server_has_the_index_of_its_generator(build: Build) -> None:
+    arguments = build("generator-2")
     assert arguments["log"] == FOLDER.logs / "sglang-2.log"
     assert arguments["scratch"] == FOLDER.sockets / "sglang-2"
     assert (arguments["index"], arguments["version"]) == (2, -1)
 
 
-def test_on_a_joined_node_the_log_is_a_different_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = BuiltEngine(monkeypatch, "generator-0@1").arguments
+def test_on_a_joined_node_the_log_is_a_different_file(build: Build) -> None:
+    arguments = build("generator-0@1")
     assert arguments["log"] == FOLDER.logs / "sglang-0@1.log"
     assert arguments["index"] == 0  # the port is local to the machine
 
 
-def test_an_engine_attaches_to_the_server_at_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_attaches_to_the_server_at_its_index(build: Build) -> None:
     attach = 'sglang.external_urls=["http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:3/"]'
-    server = BuiltEngine(monkeypatch, "generator-2", attach).arguments["server"]
+    server = build("generator-2", attach)["server"]
     assert isinstance(server, ExternalServer)
     assert server.url == "http://127.0.0.1:3"
 
 
-def test_a_later_incarnation_waits_for_its_external_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_incarnation_waits_for_its_external_server(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[bool] = []
 
     def attached(wanted: object, *, index: int, is_restart: bool) -> None:
@@ -79,8 +84,7 @@ def test_a_later_incarnation_waits_for_its_external_server(monkeypatch: pytest.M
 
     monkeypatch.setattr(sglang_factory, "ExternalServer", attached)
     for incarnation in (1, 2):
-        BuiltEngine(
-            monkeypatch,
+        build(
             "generator-0",
             'sglang.external_urls=["http://127.0.0.1:1"]',
             "engine.num_engines=1",
@@ -90,20 +94,18 @@ def test_a_later_incarnation_waits_for_its_external_server(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("transport", "transfer"), WEIGHT_TRANSFERS.items())
-def test_the_configured_weight_transport_is_used(
-    monkeypatch: pytest.MonkeyPatch, transport: str, transfer: WeightTransfer
-) -> None:
+def test_the_configured_weight_transport_is_used(build: Build, transport: str, transfer: WeightTransfer) -> None:
     settings = (f"sglang.weights={transport}", "engine.dtype=bfloat16")
-    arguments = BuiltEngine(monkeypatch, "generator-0", *settings).arguments
+    arguments = build("generator-0", *settings)
     assert isinstance(arguments["weights"], pkgutil.resolve_name(transfer.transport))
     assert str(arguments["dtype"]) == "torch.bfloat16"
 
 
-def test_published_adapters_need_a_server_with_lora(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_adapters_need_a_server_with_lora(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sglang_factory, "build_empty_model", lambda _: small_model())
     adapters = ("learner.lora.rank=4", 'learner.lora.targets=["o_proj"]', "learner.lora.publish=adapters")
     for settings, lora in ((adapters, LoraOptions(4, 32.0, ("o_proj",))), (adapters[:2], None)):
-        arguments = BuiltEngine(monkeypatch, "generator-0", *settings).arguments
+        arguments = build("generator-0", *settings)
         assert arguments["requirements"].lora == lora
         assert isinstance(arguments["weights"], AdapterTransport if lora else DiskTransport)
 
@@ -116,10 +118,8 @@ def test_published_adapters_need_a_server_with_lora(monkeypatch: pytest.MonkeyPa
         ("rl.group_oversampling=1.5", SHORT_STREAM_INTERVAL),
     ],
 )
-def test_streams_are_fine_grained_only_if_turns_can_be_interrupted(
-    monkeypatch: pytest.MonkeyPatch, setting: str, interval: int
-) -> None:
-    assert BuiltEngine(monkeypatch, "generator-0", "rl.prompts=8", setting).arguments["stream_interval"] == interval
+def test_streams_are_fine_grained_only_if_turns_can_be_interrupted(build: Build, setting: str, interval: int) -> None:
+    assert build("generator-0", "rl.prompts=8", setting)["stream_interval"] == interval
 
 
 def test_a_generators_stop_timeout_exceeds_its_servers() -> None:

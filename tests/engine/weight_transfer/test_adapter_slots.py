@@ -25,11 +25,12 @@ from asterism.engine.weight_transfer.slot_writer import SlotWriter
 from asterism.engine.weight_transfer.weight_client import WeightsFetcher
 from asterism.engine.weight_transfer.weight_layout import get_layout
 from asterism.engine.weight_transfer.weight_server import WeightServer
+from tests.engine.inference.cores import running
 from tests.engine.learner.adapters.adapted_models import OPTIONS, adapted_model, fill_adapters, merge_adapters
 from tests.engine.tiny_models import random_ids, save_small_model, small_model
 from tests.engine.weight_transfer.served_weights import serving
 from tests.engine.weight_transfer.slow_link import LOOPBACK
-from tests.engine.whole_publisher import WholePublisher
+from tests.engine.whole_publisher import WholePublisher, publish
 
 pytestmark = [pytest.mark.real_clock, pytest.mark.timeout(60)]
 ATTENTION = LoraOptions(2, 4.0, ("q_proj", "v_proj"))
@@ -58,9 +59,7 @@ class AdapterLearner:
         fill_adapters(self.model)
 
     def publish(self, version: int) -> WeightsPublished:
-        published = self.publisher.publish(version)
-        assert published is not None
-        return published
+        return publish(self.publisher, version)
 
     def publish_merged(self, version: int) -> WeightsPublished:
         return WholePublisher(self.folder / "merged", self.dtype).publish(version, merge_adapters(self.model))
@@ -103,18 +102,9 @@ def damage(path: Path, num_bytes: int) -> None:
 # ---------------------------------------------------------------- engines
 
 
-@asynccontextmanager
-async def running_engine(
-    folder: Path, model: CausalLM, lora: LoraOptions | None, *, strict: bool = False
-) -> AsyncIterator[EmbeddedEngine]:
-    engine = EmbeddedEngine(
-        save_small_model(folder, model), Capacity(1024, 16, 128), max_running=4, lora=lora, strict=strict
-    )
-    await engine.start()
-    try:
-        yield engine
-    finally:
-        await engine.close()
+def make_engine(folder: Path, model: CausalLM, lora: LoraOptions | None, *, strict: bool = False) -> EmbeddedEngine:
+    saved = save_small_model(folder, model)
+    return EmbeddedEngine(saved, Capacity(1024, 16, 128), max_running=4, lora=lora, strict=strict)
 
 
 async def generate(engine: EmbeddedEngine, temperature: float) -> list[Generation]:
@@ -136,8 +126,8 @@ async def test_an_engine_generates_with_adapters_as_with_merged_weights(
     learner = AdapterLearner(tmp_path / "slots", model_type, options)
     start = small_model(seed=3, config=learner.model.config)  # different weights: each load must replace all
     async with (
-        running_engine(tmp_path / "a", start, options, strict=strict) as adapted,
-        running_engine(tmp_path / "m", start, None, strict=strict) as merged,
+        running(make_engine(tmp_path / "a", start, options, strict=strict)) as adapted,
+        running(make_engine(tmp_path / "m", start, None, strict=strict)) as merged,
     ):
         answers: list[list[int]] = []
         for version in range(3):
@@ -159,7 +149,7 @@ async def test_an_engine_generates_with_adapters_as_with_merged_weights(
 
 
 async def test_an_engine_keeps_its_weights_if_the_base_is_damaged(tmp_path: Path, learner: AdapterLearner) -> None:
-    async with running_engine(tmp_path, small_model(config=learner.model.config), OPTIONS) as engine:
+    async with running(make_engine(tmp_path, small_model(config=learner.model.config), OPTIONS)) as engine:
         await engine.load_weights(learner.publish(1))
         expected = [each.token_ids.tolist() for each in await generate(engine, 1.0)]
         learner.train()

@@ -19,6 +19,7 @@ from asterism.engine.weight_transfer.slot_file import (
     get_body_offset,
     get_chunk_table,
 )
+from tests.engine.whole_publisher import publish
 
 CHUNK = slot_file.DIGEST_CHUNK_BYTES
 NUM_BYTES = 3 * CHUNK + 64
@@ -99,8 +100,7 @@ def test_one_rank_and_a_second_pass_write_the_same_digest(tmp_path: Path) -> Non
     """Parameters end within chunks, and the largest parameter spans several chunks."""
     torch.manual_seed(0)
     parameters = {"c": torch.randn(3), "a": torch.randn(9 * 2**20), "b": torch.randn(5, 7), "d": torch.randn(2**20)}
-    published = WeightPublisher(tmp_path, parameters, torch.float32, 1).publish(3)
-    assert published is not None
+    published = publish(WeightPublisher(tmp_path, parameters, torch.float32, 1), 3)
     content = memoryview(bytearray(Path(published.path).read_bytes()))
     table = bytes(get_chunk_table(content, published.num_bytes))
     write_digests(content, published.num_bytes, range(count_digest_chunks(published.num_bytes)), 1)

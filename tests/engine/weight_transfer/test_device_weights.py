@@ -22,8 +22,8 @@ from asterism.engine.weight_transfer.device_weights import RECORD_NAME, DeviceRe
 from asterism.engine.weight_transfer.file_lock import opened, try_lock
 from asterism.engine.weight_transfer.memory_sharing import CudaSharing, SharingFailed
 from asterism.engine.weight_transfer.published_loader import PublishedLoader
-from asterism.engine.weight_transfer.slot_file import get_body_offset
 from tests.engine.weight_transfer.host_sharing import HostSharing
+from tests.engine.whole_publisher import damage, publish
 
 SHAPES = {"a": (300, 200), "b": (7,), "c": (64, 64)}
 DTYPE = torch.bfloat16
@@ -47,14 +47,15 @@ class Transfer:
     def publish(self, version: int) -> WeightsPublished:
         for parameter in self.source.values():
             parameter.normal_()
-        published = self.publisher.publish(version)
-        assert published is not None
-        return published
+        return publish(self.publisher, version)
 
     def load(self, published: WeightsPublished) -> dict[str, Tensor]:
         target = make_target()
         self.loader.load(published, target)
         return target
+
+    def transfers(self, version: int) -> bool:
+        return self.is_loaded(self.load(self.publish(version)))
 
     def is_loaded(self, target: Mapping[str, Tensor]) -> bool:
         return all(torch.equal(target[name], self.source[name].to(DTYPE)) for name in SHAPES)
@@ -64,29 +65,28 @@ class Transfer:
         return self.reader.num_loads, self.reader.num_fallbacks
 
 
+@pytest.fixture
+def transfer(tmp_path: Path) -> Transfer:
+    return Transfer(tmp_path)
+
+
 def make_target() -> dict[str, Tensor]:
     return {name: torch.full(shape, -1.0, dtype=DTYPE) for name, shape in SHAPES.items()}
 
 
-def damage_slot(published: WeightsPublished) -> None:
-    with Path(published.path).open("r+b") as file:
-        file.seek(get_body_offset(published.num_bytes) + 9)
-        file.write(b"\x55\x55")
-
-
-def test_an_engine_copies_each_version_from_the_device_and_maps_the_memory_only_during_a_load(tmp_path: Path) -> None:
-    transfer = Transfer(tmp_path)
+def test_an_engine_copies_each_version_from_the_device_and_maps_the_memory_only_during_a_load(
+    transfer: Transfer,
+) -> None:
     for version in range(4):
         published = transfer.publish(version)
-        damage_slot(published)  # the engine does not read the slot
+        damage(published)  # the engine does not read the slot
         assert transfer.is_loaded(transfer.load(published))
         assert transfer.engine_memory.num_mapped == 0
     assert transfer.counts == (4, 0)
     assert (transfer.learner_memory.num_allocated, transfer.engine_memory.num_opened) == (1, 4)
 
 
-def test_the_slot_holds_the_same_weights_for_other_engines(tmp_path: Path) -> None:
-    transfer = Transfer(tmp_path)
+def test_the_slot_holds_the_same_weights_for_other_engines(transfer: Transfer) -> None:
     published = transfer.publish(1)
     target = make_target()
     PublishedLoader(DTYPE, CPU).load(published, target)
@@ -105,22 +105,19 @@ def test_an_engine_that_cannot_use_the_memory_loads_the_slot_and_counts_it(
     tmp_path: Path, memory: Any, cause: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     transfer = Transfer(tmp_path, engine=memory(tmp_path))
-    for version in range(2):
-        assert transfer.is_loaded(transfer.load(transfer.publish(version)))
+    assert all(transfer.transfers(version) for version in range(2))
     assert transfer.counts == (0, 2)
     assert cause in capsys.readouterr().out
 
 
 def test_the_slot_is_loaded_if_the_learner_has_no_memory_for_a_buffer(tmp_path: Path) -> None:
     transfer = Transfer(tmp_path, learner=HostSharing(tmp_path, fails=True))
-    for version in range(2):
-        assert transfer.is_loaded(transfer.load(transfer.publish(version)))
+    assert all(transfer.transfers(version) for version in range(2))
     assert transfer.counts == (0, 2)
     assert not (transfer.folder / RECORD_NAME).exists()
 
 
-def test_an_earlier_version_is_loaded_from_its_slot(tmp_path: Path) -> None:
-    transfer = Transfer(tmp_path)
+def test_an_earlier_version_is_loaded_from_its_slot(transfer: Transfer) -> None:
     old = transfer.publish(1)
     expected = transfer.load(old)
     transfer.publish(2)
@@ -128,8 +125,7 @@ def test_an_earlier_version_is_loaded_from_its_slot(tmp_path: Path) -> None:
     assert transfer.counts == (1, 1)
 
 
-def test_an_equal_version_with_another_digest_is_refused_and_changes_nothing(tmp_path: Path) -> None:
-    transfer = Transfer(tmp_path)
+def test_an_equal_version_with_another_digest_is_refused_and_changes_nothing(transfer: Transfer) -> None:
     published = transfer.publish(1)
     target = make_target()
     with pytest.raises(WeightsRefused):
@@ -146,8 +142,7 @@ def change_record(folder: Path, **changes: Any) -> None:
     (folder / RECORD_NAME).write_bytes(msgspec.msgpack.encode(replace(read_record(folder), **changes)))
 
 
-def test_memory_with_another_checksum_is_not_copied(tmp_path: Path) -> None:
-    transfer = Transfer(tmp_path)
+def test_memory_with_another_checksum_is_not_copied(transfer: Transfer) -> None:
     published = transfer.publish(1)
     with Path(read_record(transfer.folder).handle.decode()).open("r+b") as memory:
         memory.seek(500)
@@ -157,8 +152,7 @@ def test_memory_with_another_checksum_is_not_copied(tmp_path: Path) -> None:
     assert (transfer.engine_memory.num_opened, transfer.engine_memory.num_mapped) == (1, 0)
 
 
-def test_the_memory_of_a_process_that_has_ended_is_not_used(tmp_path: Path) -> None:
-    transfer = Transfer(tmp_path)
+def test_the_memory_of_a_process_that_has_ended_is_not_used(transfer: Transfer) -> None:
     published = transfer.publish(1)
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait()
@@ -168,16 +162,14 @@ def test_the_memory_of_a_process_that_has_ended_is_not_used(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("content", [b"", b"\x81", b"\xff" * 40], ids=["empty", "cut off", "not a record"])
-def test_an_unfinished_record_is_not_used(tmp_path: Path, content: bytes) -> None:
-    transfer = Transfer(tmp_path)
+def test_an_unfinished_record_is_not_used(transfer: Transfer, content: bytes) -> None:
     published = transfer.publish(1)
     (transfer.folder / RECORD_NAME).write_bytes(content)
     assert transfer.is_loaded(transfer.load(published))
     assert transfer.counts == (0, 1)
 
 
-def test_a_buffer_that_an_engine_copies_is_not_overwritten(tmp_path: Path) -> None:
-    transfer = Transfer(tmp_path)
+def test_a_buffer_that_an_engine_copies_is_not_overwritten(transfer: Transfer) -> None:
     transfer.publish(1)
     handle = Path(read_record(transfer.folder).handle.decode())
     before = handle.read_bytes()
@@ -187,12 +179,11 @@ def test_a_buffer_that_an_engine_copies_is_not_overwritten(tmp_path: Path) -> No
         assert handle.read_bytes() == before
     assert transfer.is_loaded(transfer.load(published))
     assert transfer.counts == (0, 1)
-    assert transfer.is_loaded(transfer.load(transfer.publish(3)))
+    assert transfer.transfers(3)
     assert transfer.counts == (1, 1)
 
 
-def test_a_buffer_that_is_being_written_is_not_read(tmp_path: Path) -> None:
-    transfer = Transfer(tmp_path)
+def test_a_buffer_that_is_being_written_is_not_read(transfer: Transfer) -> None:
     published = transfer.publish(1)
     with opened(transfer.folder / RECORD_NAME) as record:
         assert try_lock(record)
@@ -211,8 +202,7 @@ def test_the_memory_of_a_restarted_learner_is_mapped_too(tmp_path: Path) -> None
     assert (first.engine_memory.num_opened, first.engine_memory.num_mapped) == (2, 0)
 
 
-def test_a_closed_publisher_leaves_no_record(tmp_path: Path) -> None:
-    transfer = Transfer(tmp_path)
+def test_a_closed_publisher_leaves_no_record(transfer: Transfer) -> None:
     published = transfer.publish(1)
     transfer.publisher.close()
     with pytest.raises(WeightsRefused, match="cannot be read"):
@@ -255,14 +245,13 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
-def test_a_learner_that_is_killed_while_it_writes_leaves_no_usable_record(tmp_path: Path) -> None:
-    transfer = Transfer(tmp_path)
+def test_a_learner_that_is_killed_while_it_writes_leaves_no_usable_record(transfer: Transfer, tmp_path: Path) -> None:
     published = transfer.publish(1)
     argv = [sys.executable, "-c", KILLED, str(transfer.folder), str(published.num_bytes), str(tmp_path)]
     assert subprocess.run(argv, timeout=60, cwd=Path.cwd()).returncode == -signal.SIGKILL
     assert transfer.is_loaded(transfer.load(published))
     assert transfer.counts == (0, 1)
-    assert transfer.is_loaded(transfer.load(transfer.publish(2)))
+    assert transfer.transfers(2)
     assert transfer.counts == (1, 1)
 
 

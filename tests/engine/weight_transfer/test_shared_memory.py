@@ -5,21 +5,35 @@ import pytest
 import torch
 from torch import Tensor
 
+from asterism.bus.messages import WeightsPublished
 from asterism.engine.contract import EngineFailure
 from asterism.engine.weight_transfer.shared_memory import load_published, open_published
-from asterism.engine.weight_transfer.slot_file import get_body_offset
 from asterism.engine.weight_transfer.slot_writer import SlotWriter
 from asterism.engine.weight_transfer.weight_layout import get_layout
 from tests.engine.closeness import assert_close
-from tests.engine.whole_publisher import WholePublisher
+from tests.engine.whole_publisher import WholePublisher, damage
 
 
 def parameters(value: float) -> dict[str, Tensor]:
     return {"b": torch.full((3, 2), value), "a": torch.arange(5.0) + value, "c": torch.tensor([value]).expand(1)}
 
 
+def load(published: WeightsPublished) -> dict[str, Tensor]:
+    target = parameters(0.0)
+    load_published(published, target, torch.float32)
+    return target
+
+
 def assert_holds(loaded: dict[str, Tensor], value: float) -> None:
     assert_close(loaded, parameters(value), rtol=0, atol=0)
+
+
+def assert_refused(published: WeightsPublished, message: str) -> None:
+    """Check that a load is refused with this message and changes nothing."""
+    target = parameters(0.0)
+    with pytest.raises(EngineFailure, match=message):
+        load_published(published, target, torch.float32)
+    assert_holds(target, 0.0)
 
 
 def test_published_weights_are_loaded_in_place(tmp_path: Path) -> None:
@@ -43,42 +57,30 @@ def test_a_version_stays_readable_while_the_next_one_is_written(tmp_path: Path) 
     publisher = WholePublisher(tmp_path)
     first, second = publisher.publish(1, parameters(1.0)), publisher.publish(2, parameters(2.0))
     for published, value in ((first, 1.0), (second, 2.0)):
-        target = parameters(0.0)
-        load_published(published, target, torch.float32)
-        assert_holds(target, value)
+        assert_holds(load(published), value)
 
 
 def test_an_overwritten_version_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     publisher = WholePublisher(tmp_path)
     old = publisher.publish(1, parameters(1.0))
     publisher.publish(3, parameters(3.0))
-    target = parameters(0.0)
-    with pytest.raises(EngineFailure, match="holds version 3, not 1"):
-        load_published(old, target, torch.float32)
-    assert_holds(target, 0.0)
+    assert_refused(old, "holds version 3, not 1")
 
 
 def test_a_torn_write_is_refused_by_its_digest_and_changes_nothing(tmp_path: Path) -> None:
     published = WholePublisher(tmp_path).publish(1, parameters(1.0))
-    with Path(published.path).open("r+b") as file:
-        file.seek(get_body_offset(published.num_bytes) + 9)
-        file.write(b"\x55")
-    target = parameters(0.0)
-    with pytest.raises(EngineFailure, match="chunk 0 of the weights of version 1 is damaged"):
-        load_published(published, target, torch.float32)
-    assert_holds(target, 0.0)
+    damage(published)
+    assert_refused(published, "chunk 0 of the weights of version 1 is damaged")
 
 
 def test_a_partly_written_slot_is_refused(tmp_path: Path) -> None:
     published = WholePublisher(tmp_path).publish(1, parameters(1.0))
     writer = SlotWriter(tmp_path, get_layout(parameters(0.0), torch.float32), 2)
     writer.prepare(3)
-    with pytest.raises(EngineFailure, match="is being overwritten"):
-        load_published(published, parameters(0.0), torch.float32)
+    assert_refused(published, "is being overwritten")
     writer.open(3)["a"].fill_(3.0)
     del writer  # as after a kill of its process: the kernel releases the lock
-    with pytest.raises(EngineFailure, match="holds version -1, not 1"):
-        load_published(published, parameters(0.0), torch.float32)
+    assert_refused(published, "holds version -1, not 1")
 
 
 def test_a_slot_keeps_its_weights_while_an_engine_reads_it(tmp_path: Path) -> None:
@@ -96,7 +98,7 @@ def test_an_unread_slot_is_overwritten_in_place(tmp_path: Path) -> None:
     publisher = WholePublisher(tmp_path)
     first = publisher.publish(1, parameters(1.0))
     file = Path(first.path).stat().st_ino
-    load_published(first, parameters(0.0), torch.float32)
+    load(first)
     assert Path(publisher.publish(3, parameters(3.0)).path).stat().st_ino == file
 
 
@@ -130,11 +132,9 @@ def test_a_missing_or_truncated_file_is_an_engine_failure(tmp_path: Path) -> Non
     published = publisher.publish(1, parameters(1.0))
     for size in (64, 0):
         os.truncate(published.path, size)
-        with pytest.raises(EngineFailure, match=f"has {size} bytes"):
-            load_published(published, parameters(0.0), torch.float32)
+        assert_refused(published, f"has {size} bytes")
     publisher.close()
-    with pytest.raises(EngineFailure, match="cannot be read: No such file"):
-        load_published(published, parameters(0.0), torch.float32)
+    assert_refused(published, "cannot be read: No such file")
 
 
 def test_closing_removes_the_files(tmp_path: Path) -> None:
@@ -145,19 +145,10 @@ def test_closing_removes_the_files(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_publisher_reuses_the_files_of_a_killed_publisher(tmp_path: Path) -> None:
-    WholePublisher(tmp_path).publish(4, parameters(1.0))
-    published = WholePublisher(tmp_path).publish(4, parameters(2.0))
-    target = parameters(0.0)
-    load_published(published, target, torch.float32)
-    assert_holds(target, 2.0)
-
-
-@pytest.mark.parametrize("size", [0, 64])
-def test_a_publisher_replaces_the_unfinished_file_of_a_killed_publisher(tmp_path: Path, size: int) -> None:
+@pytest.mark.parametrize("size", [None, 0, 64])
+def test_a_publisher_reuses_or_replaces_the_file_of_a_killed_publisher(tmp_path: Path, size: int | None) -> None:
+    """`size`: bytes of a file that was not finished."""
     published = WholePublisher(tmp_path).publish(4, parameters(1.0))
-    os.truncate(published.path, size)
-    published = WholePublisher(tmp_path).publish(4, parameters(2.0))
-    target = parameters(0.0)
-    load_published(published, target, torch.float32)
-    assert_holds(target, 2.0)
+    if size is not None:
+        os.truncate(published.path, size)
+    assert_holds(load(WholePublisher(tmp_path).publish(4, parameters(2.0))), 2.0)

@@ -15,22 +15,36 @@ from asterism.engine.learner import weight_publisher
 from asterism.engine.learner.weight_publisher import WeightPublisher
 from asterism.engine.weight_transfer.page_locks import CudaPageLocker, make_page_locker
 from asterism.engine.weight_transfer.shared_memory import load_published
-from asterism.engine.weight_transfer.slot_file import compute_file_bytes, get_body_offset
+from asterism.engine.weight_transfer.slot_file import compute_file_bytes
 from asterism.engine.weight_transfer.slot_mappings import SlotMappings
-from tests.engine.weight_transfer.fake_locker import FakePageLocker
+from tests.engine.whole_publisher import damage, publish
 
 GPU = torch.device("cuda", 1)
 SHAPES = {"a": (300, 200), "b": (7,), "c": (64, 64)}
 
 
+class FakePageLocker:
+    """Records which memory is locked, instead of a GPU's driver."""
+
+    def __init__(self, *, refuses: bool = False) -> None:
+        self.calls: list[str] = []
+        self.locked: dict[int, int] = {}  # bytes by address
+        self._refuses = refuses
+
+    def register(self, address: int, num_bytes: int) -> bool:
+        assert address not in self.locked
+        self.calls.append("register")
+        if not self._refuses:
+            self.locked[address] = num_bytes
+        return not self._refuses
+
+    def unregister(self, address: int) -> None:
+        self.calls.append("unregister")
+        del self.locked[address]
+
+
 def make_parameters(value: float) -> dict[str, Tensor]:
     return {name: torch.full(shape, value) for name, shape in SHAPES.items()}
-
-
-def publish(publisher: WeightPublisher, version: int) -> WeightsPublished:
-    published = publisher.publish(version)
-    assert published is not None
-    return published
 
 
 def load(published: WeightsPublished, mappings: SlotMappings) -> Mapping[str, Tensor]:
@@ -97,9 +111,7 @@ def test_a_damaged_chunk_in_a_kept_mapping_changes_no_parameter(tmp_path: Path) 
     for version in range(2):
         load(publish(publisher, version), mappings)
     published = publish(publisher, 2)
-    with Path(published.path).open("r+b") as file:
-        file.seek(get_body_offset(published.num_bytes) + 11)
-        file.write(b"\x55")
+    damage(published)
     target = make_parameters(-1.0)
     with pytest.raises(WeightsRefused, match="chunk 0 of the weights of version 2 is damaged"):
         load_published(published, target, torch.float32, mappings)

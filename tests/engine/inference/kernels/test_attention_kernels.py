@@ -1,10 +1,11 @@
-"""Tests: the attention kernels of both devices equal the formula."""
+"""Tests: the attention kernels of both devices equal the formula, and the last product of a pass has float32 logits."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from asterism.engine.inference.kernels.attention_kernels import AttentionKernels, BatchInvariantKernels, SdpaKernels
+from asterism.engine.inference.kernels.matmul import build_tiled, compute_logits
 
 ROWS, WIDTH, SIZE = 5, 64, 16
 
@@ -44,3 +45,15 @@ def test_rows_with_shared_keys_follow_the_mask(kernels: AttentionKernels, heads:
     kernels.attend_shared(q, both[0], both[1], mask(), found)
     keys, values = both.unsqueeze(1).expand(-1, ROWS, -1, -1, -1)
     torch.testing.assert_close(found, expected(q.unflatten(0, (ROWS, heads)), keys, values, mask()), atol=1e-5, rtol=0)
+
+
+def test_bfloat16_logits_on_a_cpu_are_the_product_cast_to_float32() -> None:
+    x_NE, head_EV = drawn(5, 16).bfloat16(), drawn(16, 30).bfloat16()
+    logits = compute_logits(torch.mm, x_NE, head_EV)
+    assert logits.dtype == torch.float32
+    assert torch.equal(logits, (x_NE @ head_EV).float())
+
+
+def test_float32_logits_come_from_the_given_product() -> None:
+    x_NE, head_EV, tiled = drawn(5, 16), drawn(16, 30), build_tiled(4).mm
+    assert torch.equal(compute_logits(tiled, x_NE, head_EV), tiled(x_NE, head_EV))

@@ -1,8 +1,7 @@
 """Tests of strict engines: a token's bits depend only on its own sequence, or the engine does not start."""
 
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from asterism.engine.inference.kernels.matmul import Matmul, build_tiled
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
 from asterism.engine.model.model_config import DecoderConfig
 from tests.engine.closeness import assert_close
+from tests.engine.inference.cores import running
 from tests.engine.tiny_models import get_batch_invariant_matmul, small_config
 
 LONGEST, PAGE = 96, 16
@@ -184,15 +184,6 @@ def test_tokens_and_logprobs_have_the_same_bits_in_every_batch_chunking_and_cach
     assert together == alone
 
 
-@asynccontextmanager
-async def started(engine: EmbeddedEngine) -> AsyncIterator[EmbeddedEngine]:
-    try:
-        await engine.start()
-        yield engine
-    finally:
-        await engine.close()
-
-
 @pytest.mark.real_clock
 async def test_strict_and_fast_engines_generate_the_same_tokens(model_folder: Path) -> None:
     request = GenerationRequest(0, np.arange(9, dtype=np.int32), 12, seed=4)
@@ -200,7 +191,7 @@ async def test_strict_and_fast_engines_generate_the_same_tokens(model_folder: Pa
     found: list[list[int]] = []
     for strict in (True, False):
         made = EmbeddedEngine(model_folder, capacity, max_running=8, prefill_tokens=24, strict=strict)
-        async with started(made) as engine:
+        async with running(made) as engine:
             found.append((await engine.generate(request)).token_ids.tolist())
     assert found[0] == found[1]
 
@@ -209,5 +200,5 @@ async def test_strict_and_fast_engines_generate_the_same_tokens(model_folder: Pa
 async def test_a_strict_engine_in_bfloat16_does_not_start(model_folder: Path) -> None:
     made = EmbeddedEngine(model_folder, Capacity(LONGEST, PAGE, LONGEST), dtype=torch.bfloat16, strict=True)
     with pytest.raises(NotBatchInvariant, match=r"torch\.bfloat16 cannot be strict"):
-        async with started(made):
+        async with running(made):
             pass

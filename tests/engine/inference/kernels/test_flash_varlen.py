@@ -15,7 +15,15 @@ from asterism.engine.inference.kernels.attention import PagedAttention
 from asterism.engine.inference.kernels.block_table_attention import BlockTableAttention, build_attention
 from asterism.engine.inference.kernels.flash_varlen import FlashKernel, select_flash
 from asterism.engine.model.causal_lm import CausalLM
-from tests.engine.inference.cores import PAGE, assert_greedy, generate, new_core, submit, training_logprobs
+from tests.engine.inference.cores import (
+    PAGE,
+    assert_greedy,
+    fail_with_infinite_weights,
+    generate,
+    new_core,
+    submit,
+    training_logprobs,
+)
 from tests.engine.inference.recorded_graph import Recorded
 from tests.engine.inference.varlen_stubs import varlen_2_11, varlen_2_13
 from tests.engine.tiny_models import random_ids, small_config, small_model
@@ -104,14 +112,8 @@ def test_only_16_bit_tensors_on_cuda_use_the_flash_kernel() -> None:
 
 def test_pages_of_non_finite_logits_are_cleared_before_reuse(use: Use) -> None:
     use(varlen_2_13, PAGE)
-    broken, whole = small_model(), small_model()
-    broken.get_parameter("model.layers.0.self_attn.v_proj.weight").fill_(float("inf"))
-    core = new_core(broken, pages=12)
-    core.submit(GenerationRequest(1, random_ids(8, 1), 3))
-    while not core.step():
-        pass
-    core.release_cache(1)
-    core.install_weights(1, whole.state_dict())
+    core, whole = new_core(small_model(), pages=12), small_model()
+    fail_with_infinite_weights(core, "model.layers.0.self_attn.v_proj.weight", whole)
     found = generate(core, GenerationRequest(2, random_ids(60, 2), 3, GREEDY))[2]
     assert_greedy(whole, random_ids(60, 2), found)
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +31,14 @@ from asterism.engine.model.weight_files import CheckpointError
 from asterism.engine.weight_transfer.adapter_slots import AdapterLoader
 from asterism.engine.weight_transfer.shared_memory import load_published
 from tests.engine.learner.adapters.adapted_models import OPTIONS, SETTINGS, adapted_model, fill_adapters, merge_adapters
-from tests.engine.learner.learner_runs import make_run, no_report
+from tests.engine.learner.learner_runs import OpenRank, make_run, no_report, train_step
 from tests.engine.learner.learner_settings import change_learner
-from tests.engine.learner.test_several_ranks import differences, train
-from tests.engine.learner.train_ranks import RankScript
-from tests.engine.learner.training_examples import rl_sequences, rows, small_run, store_batch
+from tests.engine.learner.test_several_ranks import differences
+from tests.engine.learner.train_ranks import RankScript, train
+from tests.engine.learner.training_examples import rl_sequences, small_run
 from tests.engine.tiny_models import random_ids, write_tokenizer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("sweep")]
 TOKENS = torch.from_numpy(random_ids(24, seed=1))[None].long()
 
 
@@ -149,16 +148,15 @@ def test_a_checkpoint_without_an_export_has_no_adapter_folder(tmp_path: Path) ->
     [(2, 1), *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in [(1, 2), (2, 4), (4, 1)])],
 )
 def test_adapters_are_resumable_with_another_number_of_ranks(first: int, second: int, tmp_path: Path) -> None:
-    (straight,) = train(1, RankScript("rl", str(tmp_path / "straight"), end=4, learner=SETTINGS))
-    middle = RankScript("rl", str(tmp_path / "middle"), end=2, saves=True, max_shard_bytes=20_000, learner=SETTINGS)
-    (saved,) = train(first, middle)
-    checkpoint = Path(middle.out) / "checkpoint"
+    (straight,) = train(1, RankScript("rl", end=4, learner=SETTINGS))
+    (saved,) = train(first, RankScript("rl", end=2, saved=str(tmp_path), max_shard_bytes=20_000, learner=SETTINGS))
+    checkpoint = tmp_path / "checkpoint"
     assert len(list(checkpoint.glob("model-*.safetensors"))) > 2
     _, tensors = read_peft_files(checkpoint)
     assert all(
         torch.equal(saved.parameters[name.removeprefix("base_model.model.")], each) for name, each in tensors.items()
     )
-    (end,) = train(second, RankScript("rl", str(tmp_path / "end"), 2, 4, checkpoint=str(checkpoint), learner=SETTINGS))
+    (end,) = train(second, RankScript("rl", 2, 4, checkpoint=str(checkpoint), learner=SETTINGS))
     assert differences(straight.parameters, end.parameters)[0] <= 1e-6
 
 
@@ -190,30 +188,22 @@ def train_steps(rank: LearnerRank, folder: RunFolder, steps: range) -> dict[str,
     """Train steps; return the weights that the last step publishes."""
     published = None
     for step in steps:
-        published = rank.train(step, store_batch(folder.batches, step, rows(step))).published
+        published = train_step(rank, folder, step).published
         rank.save_if_due()
     return read_published(published, folder)
 
 
-@pytest.fixture(autouse=True)
-def sweep(tmp_path: Path) -> Iterator[None]:
-    """Clean up as the launcher does at a run's end."""
-    yield
-    shutil.rmtree(RunFolder(tmp_path / "run").shared_memory, ignore_errors=True)
-
-
-def test_engines_get_equal_weights_from_adapters_and_from_merged_weights(tmp_path: Path) -> None:
+def test_engines_get_equal_weights_from_adapters_and_from_merged_weights(open_rank: OpenRank, tmp_path: Path) -> None:
     """The cases include a run that resumes with, or without, the slots of the killed learner."""
     merged_run, merged_folder = make_lora_run(tmp_path / "merged", sft_steps=2)
-    merged = LearnerRank(merged_run, merged_folder, RankGroup())
     run, folder = make_lora_run(tmp_path, sft_steps=2, publish="adapters")
-    rank = LearnerRank(run, folder, RankGroup())
+    merged, rank = open_rank(merged_run, merged_folder), open_rank(run, folder)
     starts = merged.start(None, no_report).published, rank.start(None, no_report).published
     expected = [read_published(starts[0], merged_folder)]
     found, digests, written = [read_published(starts[1], folder, is_adapted=True)], dict[int, str](), list[float]()
     for step in range(1, 4):
         expected.append(train_steps(merged, merged_folder, range(step, step + 1)))
-        result = rank.train(step, store_batch(folder.batches, step, rows(step)))
+        result = train_step(rank, folder, step)
         rank.save_if_due()
         assert result.published is not None
         digests[step] = result.published.digest
@@ -226,41 +216,42 @@ def test_engines_get_equal_weights_from_adapters_and_from_merged_weights(tmp_pat
         assert_equal_weights(mine, theirs)
     for lose in (lambda: None, lambda: shutil.rmtree(folder.shared_memory)):
         lose()
-        resumed = LearnerRank(run, folder, RankGroup())
+        resumed = open_rank(run, folder)
         assert_equal_weights(
             read_published(resumed.start(2, no_report).published, folder, is_adapted=True), expected[2]
         )
-        result = resumed.train(3, store_batch(folder.batches, 3, rows(3)))
+        result = train_step(resumed, folder, 3)
         resumed.finish_saving()
         assert result.published is not None
         assert (result.published.digest, result.metrics["publish_bytes"]) == (digests[3], written[2])
-    shutil.rmtree(merged_folder.shared_memory)
 
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.5])
 @pytest.mark.parametrize("sft_steps", [0, 2])
-def test_a_resumed_run_equals_an_uninterrupted_run(sft_steps: int, kl_coef: float, tmp_path: Path) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_run(
+    open_rank: OpenRank, sft_steps: int, kl_coef: float, tmp_path: Path
+) -> None:
     """The run resumes from the first checkpoint, and from a later checkpoint."""
     run, folder = make_lora_run(tmp_path, sft_steps, kl_coef=kl_coef)
-    straight = LearnerRank(run, folder, RankGroup())
+    straight = open_rank(run, folder)
     started = read_published(straight.start(None, no_report).published, folder)
     expected = train_steps(straight, folder, range(1, 4))
     straight.finish_saving()
     start = load_model(folder.get_checkpoint_path(0)).state_dict()
-    assert all(torch.equal(started[name], each) for name, each in start.items())
+    assert_equal_weights(started, start)
     assert {name.split(".")[-2] for name, each in expected.items() if not torch.equal(each, start[name])} == set(
         OPTIONS.targets
     )
     for step in (2, 0):
-        resumed = LearnerRank(run, folder, RankGroup())
+        resumed = open_rank(run, folder)
         assert resumed.start(step, no_report).step == step
         found = train_steps(resumed, folder, range(step + 1, 4))
         resumed.finish_saving()
-        assert all(torch.equal(found[name], each) for name, each in expected.items())
+        assert_equal_weights(found, expected)
 
 
 def test_the_cold_start_trains_all_weights_and_resumes_without_adapters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_rank: OpenRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last save of the cold start may still run when the adapters are added."""
     monkeypatch.setattr(checkpoint_schedule, "SFT_SAVE_EVERY", 3)
@@ -270,19 +261,18 @@ def test_the_cold_start_trains_all_weights_and_resumes_without_adapters(
         if step == 4:
             raise KeyboardInterrupt
 
-    killed = LearnerRank(run, folder, RankGroup())
+    killed = open_rank(run, folder)
     with pytest.raises(KeyboardInterrupt):
         killed.start(None, stop)
     killed.close()
-    resumed, reported = LearnerRank(run, folder, RankGroup()), list[int]()
+    resumed, reported = open_rank(run, folder), list[int]()
     resumed.start(None, lambda step, _values: reported.append(step))
     resumed.finish_saving()
     assert reported == [4]
     whole_run, whole_folder = make_run(tmp_path / "whole", sft_steps=4)
-    whole = LearnerRank(whole_run, whole_folder, RankGroup())
+    whole = open_rank(whole_run, whole_folder)
     whole.start(None, no_report)
     whole.finish_saving()
-    shutil.rmtree(whole_folder.shared_memory)
     initial, expected = load_model(folder.checkpoints / "init"), load_model(whole_folder.get_checkpoint_path(0))
     for (name, each), other in zip(
         load_model(folder.get_checkpoint_path(0)).named_parameters(), expected.parameters(), strict=True
@@ -291,13 +281,13 @@ def test_the_cold_start_trains_all_weights_and_resumes_without_adapters(
         assert not torch.equal(each, initial.get_parameter(name))
 
 
-def test_pruning_keeps_the_frozen_weights_and_their_absence_is_reported(tmp_path: Path) -> None:
+def test_pruning_keeps_the_frozen_weights_and_their_absence_is_reported(open_rank: OpenRank, tmp_path: Path) -> None:
     run, folder = make_lora_run(tmp_path, 0, keep=1, every=1)
-    rank = LearnerRank(run, folder, RankGroup())
+    rank = open_rank(run, folder)
     rank.start(None, no_report)
     train_steps(rank, folder, range(1, 4))
     rank.finish_saving()
     assert list_saved_steps(folder.checkpoints) == [0, 3]
     delete_checkpoint(folder.get_checkpoint_path(0))
     with pytest.raises(CheckpointError, match=r"step_000000: missing\. .* frozen weights of step_000003"):
-        LearnerRank(run, folder, RankGroup()).start(None, no_report)
+        open_rank(run, folder).start(None, no_report)

@@ -1,15 +1,12 @@
 """Tests of LoRA: the layers, the learner's steps, and the published weights."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from torch import Tensor
 
-from asterism.bus.messages import WeightsPublished
 from asterism.engine.learner.adapters.adapted_model import BasePolicy
 from asterism.engine.learner.adapters.adapter_publisher import AdapterPublisher
 from asterism.engine.learner.distributed import RankGroup
@@ -22,11 +19,12 @@ from asterism.engine.weight_transfer.shared_memory import load_published
 from asterism.policies.losses.token_scores import ScoredTokens
 from tests.engine.learner.adapters.adapted_models import OPTIONS, SETTINGS, adapted_model, merge_adapters
 from tests.engine.learner.learner_settings import make_learner
-from tests.engine.learner.rank_processes import run_ranks
-from tests.engine.learner.test_several_ranks import are_equal, differences, train
-from tests.engine.learner.train_ranks import RankScript
+from tests.engine.learner.test_several_ranks import are_equal, differences, list_forms
+from tests.engine.learner.test_weight_publisher import publish_on
+from tests.engine.learner.train_ranks import RankScript, train
 from tests.engine.learner.training_examples import rl_sequences, small_run
 from tests.engine.tiny_models import random_ids, save_small_model, small_architecture, small_model
+from tests.engine.whole_publisher import publish as publish_alone
 
 pytestmark = pytest.mark.slow
 TOKENS = torch.from_numpy(random_ids(24, seed=1))[None].long()
@@ -80,16 +78,16 @@ def test_a_step_changes_only_adapters_and_has_moments_only_for_adapters() -> Non
     assert {id(each) for each in optimizer.state} == {id(each) for each in adapters.values()}
 
 
-def make_scripts(folder: Path, **learner: Any) -> list[RankScript]:
+def make_scripts(**learner: Any) -> list[RankScript]:
     settings = SETTINGS | {"kl_coef": 0.5} | learner
     cases = [("rl", True), ("rl", False), ("adapted", True)]
-    return [RankScript(stage, str(folder / f"{stage}_{tied}"), is_tied=tied, learner=settings) for stage, tied in cases]
+    return [RankScript(stage, is_tied=is_tied, learner=settings) for stage, is_tied in cases]
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.nightly)])
-def test_adapters_and_their_gradients_do_not_depend_on_the_ranks(ranks: int, tmp_path: Path) -> None:
+def test_adapters_and_their_gradients_do_not_depend_on_the_ranks(ranks: int) -> None:
     """One case has more ranks than rows of A."""
-    alone, together = train(1, *make_scripts(tmp_path / "one")), train(ranks, *make_scripts(tmp_path / "several"))
+    alone, together = train(1, *make_scripts()), train(ranks, *make_scripts())
     for one, several in zip(alone, together, strict=True):
         assert {name.rsplit(".", 2)[1] for name in one.gradients} == {"lora_A", "lora_B"}
         assert are_equal(one, several)
@@ -99,10 +97,10 @@ def test_adapters_and_their_gradients_do_not_depend_on_the_ranks(ranks: int, tmp
 
 
 @pytest.mark.nightly
-def test_two_ranks_that_compute_in_bfloat16_have_float32_adapters(tmp_path: Path) -> None:
-    for rounded in train(2, *make_scripts(tmp_path, dtype="bfloat16")):
-        assert rounded.state["gradients"] == rounded.state["optimizer"] == ["torch.float32"]
-        assert {form["dtype"] for form in rounded.state["parameters"].values()} == {"torch.float32"}
+def test_two_ranks_that_compute_in_bfloat16_have_float32_adapters() -> None:
+    for rounded in train(2, *make_scripts(dtype="bfloat16")):
+        assert rounded.gradient_dtypes == rounded.optimizer_dtypes == {"torch.float32"}
+        assert {dtype for _, dtype in list_forms(rounded)} == {"torch.float32"}
 
 
 def test_the_policy_before_rl_computes_as_the_base_and_leaves_the_adapters_enabled() -> None:
@@ -126,16 +124,12 @@ def test_the_policy_before_rl_computes_as_the_base_and_leaves_the_adapters_enabl
 @pytest.mark.parametrize("publish", ["merged", "adapters"])
 def test_two_ranks_publish_the_merged_weights_or_the_adapters(tmp_path: Path, publish: str) -> None:
     model = adapted_model()
-    folder, out = save_small_model(tmp_path, small_model(config=model.config)), tmp_path / "out"
-    out.mkdir()
-    settings = json.dumps(SETTINGS | {"publish": publish})
-    run_ranks(2, "publish_ranks", str(folder), str(out), "float32", "1", settings)
-    published = msgspec.json.decode((out / "published.json").read_bytes(), type=WeightsPublished)
+    folder = save_small_model(tmp_path, small_model(config=model.config))
+    published = publish_on(2, 1, folder, tmp_path / "out", "float32", SETTINGS | {"publish": publish}).published
     loaded = {name: torch.zeros_like(each) for name, each in list_base_parameters(model).items()}
     if publish == "adapters":
         AdapterLoader(torch.float32, OPTIONS).load(published, loaded)
-        alone = AdapterPublisher(tmp_path / "alone", model, torch.float32, 1).publish(2)
-        assert alone is not None
+        alone = publish_alone(AdapterPublisher(tmp_path / "alone", model, torch.float32, 1), 2)
         assert alone.digest == published.digest
     else:
         load_published(published, loaded, torch.float32)

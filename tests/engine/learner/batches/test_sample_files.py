@@ -1,7 +1,7 @@
 """Tests of the learner's files of accepted groups: each rank reads its own samples, on any node."""
 
-import json
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asterism.bus.messages import BatchGroup, BatchReady, GroupAccepted, ProtocolError
+from asterism.engine.learner.batches import sample_exchange
 from asterism.engine.learner.batches.batch_journal import BatchJournal
+from asterism.engine.learner.batches.minibatches import build_rl_minibatches
 from asterism.engine.learner.batches.packing import split_micro_batches
 from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_rl_sequence
+from asterism.engine.learner.distributed import RankGroup, broadcast_object
 from asterism.policies.groups.selection import MAX_PART_BYTES, split_accepted_group
 from tests.engine.learner.rank_processes import run_ranks
 from tests.engine.learner.training_examples import replace_tokens, row, rows, store_batch
@@ -106,15 +109,41 @@ def test_parts_of_a_group_are_bounded_and_keep_every_row(lengths: list[int]) -> 
         assert size <= MAX_PART_BYTES or len(part.samples) == 1
 
 
+class LoadedShare(NamedTuple):
+    are_from_files: bool
+    sequences: list[tuple[int, list[int]]]  # trajectory and token ids
+
+
+def load_share(ranks: RankGroup, ranks_per_node: int, folder: Path) -> LoadedShare:
+    """Exchange samples and load those of this rank. Ranks on later nodes have paths without a file."""
+    ranks = ranks._replace(local_world_size=ranks_per_node)
+    sample_exchange.PIECE_BYTES = 100  # several pieces per rank
+    stored = broadcast_object(ranks, store_batch(folder, 1, rows(1, groups=6)) if ranks.is_leader else None)
+    if ranks.node:
+        stored = [each._replace(path=folder / "missing") for each in stored]
+    minibatches = [
+        (each, split_micro_batches(each, ranks.world_size, 64))
+        for each in build_rl_minibatches(stored, 2, seed=0, step=1)
+    ]
+    share = [
+        sequences[index]
+        for (_, shares), sequences in zip(
+            minibatches, sample_exchange.exchange_samples(ranks, minibatches), strict=True
+        )
+        for indices in shares[ranks.rank]
+        for index in indices
+    ]
+    found = [(each.trajectory_id, each.load().token_ids.tolist()) for each in share]
+    return LoadedShare(all(each.content is None for each in share), found)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks_per_node", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_ranks_on_other_nodes_receive_their_samples(ranks_per_node: int, tmp_path: Path) -> None:
     """Of two nodes, only the first node has the files."""
-    run_ranks(4, "exchange_ranks", str(ranks_per_node), str(tmp_path))
-    loaded = [json.loads((tmp_path / f"rank_{rank}.json").read_text()) for rank in range(4)]
-    for rank, share in enumerate(loaded):
-        assert share["from_files"] == (rank < ranks_per_node)
+    loaded = run_ranks(4, load_share, ranks_per_node, tmp_path)
+    assert [share.are_from_files for share in loaded] == [rank < ranks_per_node for rank in range(4)]
     samples = {each.trajectory_id: build_rl_sequence(each).token_ids.tolist() for each in rows(1, groups=6)}
-    found = [pair for share in loaded for pair in share["sequences"]]
+    found = [pair for share in loaded for pair in share.sequences]
     assert dict(found) == samples
     assert len(found) == len(samples)

@@ -4,40 +4,29 @@ from pathlib import Path
 import pytest
 
 from asterism.configs.atomic_write import DiskError
-from asterism.engine.learner.checkpoints.checkpoint_folders import (
-    TrainerState,
-    commit_checkpoint,
-    delete_checkpoint,
-    get_partial_path,
-    get_trainer_folder,
-    is_resumable,
-    list_saved_steps,
-    naming_disk_errors,
-    prune_checkpoints,
-    read_trainer_state,
-    restore_replaced_checkpoints,
-    write_trainer_state,
-)
+from asterism.engine.learner.checkpoints import checkpoint_folders as folders
 
 
 def save(checkpoints: Path, step: int) -> None:
     checkpoint = checkpoints / f"step_{step:06d}"
-    get_trainer_folder(get_partial_path(checkpoint)).mkdir(parents=True)
-    write_trainer_state(get_partial_path(checkpoint), TrainerState("rl", step, ranks=1, seed=0))
-    commit_checkpoint(checkpoint)
+    folders.get_trainer_folder(folders.get_partial_path(checkpoint)).mkdir(parents=True)
+    folders.write_trainer_state(folders.get_partial_path(checkpoint), folders.TrainerState("rl", step, ranks=1, seed=0))
+    folders.commit_checkpoint(checkpoint)
 
 
 def test_only_complete_checkpoints_are_listed_in_order(tmp_path: Path) -> None:
     for step in (20, 0, 1_000_000):
         save(tmp_path, step)
-    get_trainer_folder(get_partial_path(tmp_path / "step_000030")).mkdir(parents=True)
-    write_trainer_state(get_partial_path(tmp_path / "step_000030"), TrainerState("rl", 30, ranks=1, seed=0))
-    assert list_saved_steps(tmp_path) == [0, 20, 1_000_000]
+    folders.get_trainer_folder(folders.get_partial_path(tmp_path / "step_000030")).mkdir(parents=True)
+    folders.write_trainer_state(
+        folders.get_partial_path(tmp_path / "step_000030"), folders.TrainerState("rl", 30, ranks=1, seed=0)
+    )
+    assert folders.list_saved_steps(tmp_path) == [0, 20, 1_000_000]
 
 
 def test_the_trainer_state_round_trips(tmp_path: Path) -> None:
     save(tmp_path, 7)
-    assert read_trainer_state(tmp_path / "step_000007") == TrainerState("rl", 7, ranks=1, seed=0)
+    assert folders.read_trainer_state(tmp_path / "step_000007") == folders.TrainerState("rl", 7, ranks=1, seed=0)
 
 
 def test_saving_a_step_again_replaces_it_without_leftovers(tmp_path: Path) -> None:
@@ -48,16 +37,12 @@ def test_saving_a_step_again_replaces_it_without_leftovers(tmp_path: Path) -> No
     assert not (tmp_path / "step_000005" / "old").exists()
 
 
-def test_a_missing_folder_has_no_saved_steps(tmp_path: Path) -> None:
-    assert list_saved_steps(tmp_path / "checkpoints") == []
-
-
 def test_pruning_keeps_step_0_and_the_newest_and_removes_leftovers_of_killed_saves(tmp_path: Path) -> None:
     for step in (0, 10, 20, 30, 40):
         (tmp_path / f"step_{step:06d}").mkdir()
-    for other in ("init", "sft_partial", get_partial_path(tmp_path / "step_000050").name):
+    for other in ("init", "sft_partial", folders.get_partial_path(tmp_path / "step_000050").name):
         (tmp_path / other).mkdir()
-    prune_checkpoints(tmp_path, keep=2)
+    folders.prune_checkpoints(tmp_path, keep=2)
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == ["init", "sft_partial", "step_000000", "step_000030", "step_000040"]
 
@@ -65,14 +50,14 @@ def test_pruning_keeps_step_0_and_the_newest_and_removes_leftovers_of_killed_sav
 def test_fewer_checkpoints_than_the_limit_are_all_kept(tmp_path: Path) -> None:
     for step in (0, 1, 2, 3):
         save(tmp_path, step)
-    assert prune_checkpoints(tmp_path, keep=5) == []
-    assert list_saved_steps(tmp_path) == [0, 1, 2, 3]
+    assert folders.prune_checkpoints(tmp_path, keep=5) == []
+    assert folders.list_saved_steps(tmp_path) == [0, 1, 2, 3]
 
 
-def test_a_folder_without_trainer_state_is_not_resumable(tmp_path: Path) -> None:
+def test_a_missing_folder_and_one_without_trainer_state_are_not_resumable(tmp_path: Path) -> None:
     (tmp_path / "step_000003").mkdir()
-    assert not is_resumable(tmp_path / "step_000003")
-    assert list_saved_steps(tmp_path) == []
+    assert not folders.is_resumable(tmp_path / "step_000003")
+    assert folders.list_saved_steps(tmp_path) == folders.list_saved_steps(tmp_path / "missing") == []
 
 
 class OfTorch(BaseException):
@@ -88,7 +73,7 @@ class OfTorch(BaseException):
     ],
 )
 def test_disk_errors_name_the_checkpoint(tmp_path: Path, error: BaseException) -> None:
-    with pytest.raises(DiskError) as refused, naming_disk_errors(tmp_path / ".step_000002.building"):
+    with pytest.raises(DiskError) as refused, folders.naming_disk_errors(tmp_path / ".step_000002.building"):
         raise error
     assert str(refused.value) == f"{tmp_path}/.step_000002.building: No space left on device"
     assert refused.value.__cause__ is error
@@ -96,7 +81,7 @@ def test_disk_errors_name_the_checkpoint(tmp_path: Path, error: BaseException) -
 
 @pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "no"), RuntimeError("(os error 2)"), OfTorch("x")])
 def test_other_errors_are_not_reported_as_disk_errors(tmp_path: Path, error: BaseException) -> None:
-    with pytest.raises(type(error)) as stays, naming_disk_errors(tmp_path):
+    with pytest.raises(type(error)) as stays, folders.naming_disk_errors(tmp_path):
         raise error
     assert stays.value is error
 
@@ -119,9 +104,9 @@ def test_a_kill_between_the_renames_of_a_replacement_keeps_the_earlier_checkpoin
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, 5)
     monkeypatch.undo()
-    assert list_saved_steps(tmp_path) == []
-    restore_replaced_checkpoints(tmp_path)
-    assert list_saved_steps(tmp_path) == [5]
+    assert folders.list_saved_steps(tmp_path) == []
+    folders.restore_replaced_checkpoints(tmp_path)
+    assert folders.list_saved_steps(tmp_path) == [5]
     assert (tmp_path / "step_000005" / "old").exists()
 
 
@@ -136,8 +121,8 @@ def test_a_kill_during_a_deletion_leaves_no_part_under_a_final_name(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("shutil.rmtree", die)
-        delete_checkpoint(tmp_path / "step_000005")
+        folders.delete_checkpoint(tmp_path / "step_000005")
     assert list(tmp_path.glob("step_*")) == []
     save(tmp_path, 6)
-    prune_checkpoints(tmp_path, keep=1)
+    folders.prune_checkpoints(tmp_path, keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000006"]

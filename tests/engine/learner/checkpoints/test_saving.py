@@ -1,52 +1,60 @@
 """Tests of a trainer's checkpoints: resumed training, the background write, and the exported model."""
 
 import errno
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from asterism.configs.atomic_write import DiskError
 from asterism.configs.file_manifest import MANIFEST_NAME, DamagedFile, list_files, read_manifest
 from asterism.engine.learner.checkpoints import checkpoint as checkpoint_module
-from asterism.engine.learner.checkpoints.checkpoint import CheckpointWriter
 from asterism.engine.learner.checkpoints.checkpoint_folders import (
     get_partial_path,
     get_tensors_folder,
     list_saved_steps,
 )
-from asterism.engine.learner.distributed import RankGroup, gather_full_parameters
+from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.sharding import build_sharded_model
 from asterism.engine.learner.trainer import Trainer
-from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.weight_files import CheckpointError
 from tests.engine.learner import train_ranks
-from tests.engine.learner.training_examples import rl_sequences, sequences, small_run, trainable_model
+from tests.engine.learner.training_examples import (
+    copy_weights,
+    make_trainer,
+    rl_sequences,
+    sequences,
+    small_run,
+    trainable_model,
+)
 from tests.engine.tiny_models import write_tokenizer
 
 pytestmark = pytest.mark.slow
-ONE = RankGroup()
 TIMEOUT_S = 60
-
-
-def make_trainer(stage: str = "rl", model: CausalLM | None = None, **learner: float | str) -> Trainer:
-    made = Trainer(trainable_model() if model is None else model, small_run(**learner), ONE)
-    made.start_stage("sft" if stage == "sft" else "rl")
-    return made
-
-
-def copy_weights(made: Trainer) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in gather_full_parameters(made.model).items()}
 
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Path:
     write_tokenizer(tmp_path / "tokenizer")
     return tmp_path / "tokenizer"
+
+
+def save(made: Trainer, checkpoint: Path, tokenizer: Path, **options: Any) -> Path:
+    """Save a checkpoint, and wait until it is complete."""
+    made.save(checkpoint, tokenizer, **options)
+    made.finish_saving()
+    return checkpoint
+
+
+def resume(checkpoint: Path) -> Trainer:
+    resumed = Trainer(build_sharded_model(checkpoint, RankGroup()), small_run(), RankGroup())
+    resumed.load(checkpoint)
+    return resumed
 
 
 class WriteGate:
@@ -83,12 +91,9 @@ def test_resumed_training_gives_the_same_bits(stage: str, tmp_path: Path, tokeni
     steps = train_ranks.steps_of(stage)
     for step in range(2):
         steps(made, step)
-    checkpoint = tmp_path / "step_000002"
-    made.save(checkpoint, tokenizer)
-    made.finish_saving()
+    checkpoint = save(made, tmp_path / "step_000002", tokenizer)
     draws = torch.rand(3)
-    resumed = Trainer(build_sharded_model(checkpoint, ONE), small_run(), ONE)
-    resumed.load(checkpoint)
+    resumed = resume(checkpoint)
     assert (resumed.stage, resumed.step) == (stage, 2)
     assert torch.equal(torch.rand(3), draws)
     for step in range(2, 4):
@@ -106,36 +111,29 @@ def test_saving_does_not_change_later_training(tmp_path: Path, tokenizer: Path) 
     torch.testing.assert_close(copy_weights(saved), copy_weights(unsaved), rtol=0, atol=0)
 
 
-def test_a_checkpoint_without_a_training_state_is_refused_with_a_remedy(tmp_path: Path, tokenizer: Path) -> None:
-    made = make_trainer()
-    made.save(tmp_path / "step_000000", tokenizer)
-    made.finish_saving()
-    (get_tensors_folder(tmp_path / "step_000000") / ".metadata").unlink()
-    with pytest.raises(
-        CheckpointError, match=r"tensors: no training state\..* set model\.checkpoint = '.*/step_000000'"
-    ):
-        make_trainer().load(tmp_path / "step_000000")
-
-
-@pytest.mark.parametrize("damage", ["missing", "short"])
-def test_damaged_tensors_without_a_manifest_are_reported_with_their_folder(
-    tmp_path: Path, tokenizer: Path, damage: str
+@pytest.mark.parametrize(
+    ("name", "length", "problem"),
+    [
+        (".metadata", None, r"no training state\..* set model\.checkpoint = '.*/step_000000'"),
+        ("__0_0.distcp", None, ""),
+        ("__0_0.distcp", 500, ""),
+    ],
+    ids=["no metadata", "no tensors", "short tensors"],
+)
+def test_damaged_tensors_are_reported_with_their_folder(
+    tmp_path: Path, tokenizer: Path, name: str, length: int | None, problem: str
 ) -> None:
-    made = make_trainer()
-    made.save(tmp_path / "step_000000", tokenizer)
-    made.finish_saving()
-    (file,) = get_tensors_folder(tmp_path / "step_000000").glob("*.distcp")
-    (tmp_path / "step_000000" / MANIFEST_NAME).unlink()  # older versions wrote no manifest
-    file.unlink() if damage == "missing" else file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(CheckpointError, match=r"step_000000/trainer/tensors: "):
-        make_trainer().load(tmp_path / "step_000000")
+    checkpoint = save(make_trainer(), tmp_path / "step_000000", tokenizer)
+    if name != ".metadata":
+        (checkpoint / MANIFEST_NAME).unlink()  # older versions wrote no manifest
+    file = get_tensors_folder(checkpoint) / name
+    file.unlink() if length is None else os.truncate(file, length)
+    with pytest.raises(CheckpointError, match=rf"step_000000/trainer/tensors: {problem}"):
+        make_trainer().load(checkpoint)
 
 
 def test_every_file_of_a_checkpoint_is_in_its_manifest(tmp_path: Path, tokenizer: Path) -> None:
-    checkpoint = tmp_path / "step_000000"
-    made = make_trainer()
-    made.save(checkpoint, tokenizer)
-    made.finish_saving()
+    checkpoint = save(make_trainer(), tmp_path / "step_000000", tokenizer)
     manifest = read_manifest(checkpoint)
     assert manifest is not None
     assert set(manifest.files) == {path.relative_to(checkpoint).as_posix() for path in list_files(checkpoint)}
@@ -144,15 +142,12 @@ def test_every_file_of_a_checkpoint_is_in_its_manifest(tmp_path: Path, tokenizer
 
 @pytest.mark.parametrize("name", ["config.json", "trainer/state.json", "trainer/tensors/__0_0.distcp"])
 def test_one_changed_byte_of_a_file_for_training_is_refused_by_name(tmp_path: Path, tokenizer: Path, name: str) -> None:
-    checkpoint = tmp_path / "step_000000"
-    made = make_trainer()
-    made.save(checkpoint, tokenizer)
-    made.finish_saving()
+    checkpoint = save(make_trainer(), tmp_path / "step_000000", tokenizer)
     content = bytearray((checkpoint / name).read_bytes())
     content[len(content) // 2] ^= 1
     (checkpoint / name).write_bytes(content)
     with pytest.raises(DamagedFile, match=rf"step_000000/{name}: damaged"):
-        Trainer(build_sharded_model(checkpoint, ONE), small_run(), ONE).load(checkpoint)
+        resume(checkpoint)
 
 
 # ---------------------------------------------------------------- writing in the background
@@ -174,9 +169,7 @@ def test_an_update_waits_until_the_checkpoint_has_read_the_weights(
     made.run_rl_step(rl_sequences(0))
     gate.open()
     made.finish_saving()
-    loaded = Trainer(build_sharded_model(tmp_path / "step_000000", ONE), small_run(), ONE)
-    loaded.load(tmp_path / "step_000000")
-    torch.testing.assert_close(copy_weights(loaded), before, rtol=0, atol=0)
+    torch.testing.assert_close(copy_weights(resume(tmp_path / "step_000000")), before, rtol=0, atol=0)
     assert any(not torch.equal(before[name], after) for name, after in copy_weights(made).items())
 
 
@@ -209,12 +202,10 @@ def test_only_a_complete_checkpoint_has_its_final_name(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(checkpoint_module, "write_trainer_state", die)
-        made.save(tmp_path / "step_000001", tokenizer)
-        made.finish_saving()
+        save(made, tmp_path / "step_000001", tokenizer)
     assert list_saved_steps(tmp_path) == []
     assert get_partial_path(tmp_path / "step_000001").exists()
-    made.save(tmp_path / "step_000001", tokenizer)
-    made.finish_saving()
+    save(made, tmp_path / "step_000001", tokenizer)
     assert list_saved_steps(tmp_path) == [1]
     assert not get_partial_path(tmp_path / "step_000001").exists()
 
@@ -234,8 +225,7 @@ def test_a_full_disk_is_reported_by_a_later_call(
         with pytest.raises(DiskError, match=r"/\.step_000001\.building: No space left on device"):
             made.finish_saving()
     assert list_saved_steps(tmp_path) == []
-    made.save(tmp_path / "step_000001", tokenizer)
-    made.finish_saving()
+    save(made, tmp_path / "step_000001", tokenizer)
     assert list_saved_steps(tmp_path) == [1]
 
 
@@ -256,8 +246,7 @@ def test_files_and_folders_are_on_the_disk_before_the_final_rename(
     monkeypatch.setattr("os.fsync", record_sync)
     monkeypatch.setattr(Path, "rename", record_rename)
     made = make_trainer()
-    made.save(tmp_path / "step_000000", tokenizer)
-    made.finish_saving()
+    save(made, tmp_path / "step_000000", tokenizer)
     partial, final = get_partial_path(tmp_path / "step_000000"), tmp_path / "step_000000"
     renamed = events.index(("rename", str(partial)))
     written = [partial, *(partial / path.relative_to(final) for path in final.rglob("*"))]
@@ -276,8 +265,7 @@ def test_equal_trainers_write_equal_bytes_in_any_folder(stage: str, tmp_path: Pa
         made.run_sft_step(sequences(0)) if stage == "sft" else made.run_rl_step(rl_sequences(0))
         folder = tmp_path / place / "step_000001"
         folder.parent.mkdir(parents=True)
-        made.save(folder, tokenizer)
-        made.finish_saving()
+        save(made, folder, tokenizer)
         files = (path for path in folder.rglob("*") if path.is_file())
         written.append({str(path.relative_to(folder)): path.read_bytes() for path in files})
     assert written[0].keys() == written[1].keys()
@@ -289,8 +277,7 @@ def test_the_export_loads_in_transformers(tmp_path: Path, tokenizer: Path, *, is
     """The export has the default dtype, which is float32 here, and several shards."""
     made = make_trainer(model=trainable_model(is_tied=is_tied))
     made.run_rl_step(rl_sequences(0))
-    made.save(tmp_path / "step_000001", tokenizer, max_shard_bytes=40_000)
-    made.finish_saving()
+    save(made, tmp_path / "step_000001", tokenizer, max_shard_bytes=40_000)
     assert len(list((tmp_path / "step_000001").glob("model-*-of-*.safetensors"))) > 1
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "step_000001", dtype=torch.float32)
     tokens = torch.from_numpy(sequences(0)[0].token_ids).long()[None]
@@ -303,9 +290,6 @@ def test_the_export_loads_in_transformers(tmp_path: Path, tokenizer: Path, *, is
 
 def test_a_checkpoint_without_an_export_has_no_weights_for_transformers(tmp_path: Path, tokenizer: Path) -> None:
     made = make_trainer()
-    made.save(tmp_path / "step_000000", tokenizer, is_exported=False)
-    made.finish_saving()
+    save(made, tmp_path / "step_000000", tokenizer, is_exported=False)
     assert list((tmp_path / "step_000000").glob("*.safetensors*")) == []
-    resumed = Trainer(build_sharded_model(tmp_path / "step_000000", ONE), small_run(), ONE)
-    resumed.load(tmp_path / "step_000000")
-    torch.testing.assert_close(copy_weights(resumed), copy_weights(made), rtol=0, atol=0)
+    torch.testing.assert_close(copy_weights(resume(tmp_path / "step_000000")), copy_weights(made), rtol=0, atol=0)

@@ -1,27 +1,44 @@
 """Tests of processes that save checkpoints: their memory, and kills during saves."""
 
-import os
 import random
 import signal
-import subprocess
-import sys
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from asterism.engine.export.hf_export import BUCKET_BYTES
-from asterism.engine.learner.checkpoints.checkpoint_folders import list_saved_steps, restore_replaced_checkpoints
-from asterism.engine.learner.distributed import RankGroup
-from asterism.engine.learner.sharding import build_sharded_model
+from asterism.engine.learner.checkpoints.checkpoint_folders import (
+    list_saved_steps,
+    prune_checkpoints,
+    restore_replaced_checkpoints,
+)
+from asterism.engine.learner.distributed import RankGroup, wait_at_barrier
+from asterism.engine.learner.sharding import build_sharded_model, load_sharded_model
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.hf_checkpoint import load_model
-from tests.engine.learner.checkpoints.saving_ranks import SavingReport
-from tests.engine.learner.rank_processes import run_ranks
+from tests.engine.learner.rank_probes import measuring_memory
+from tests.engine.learner.rank_processes import run_ranks, start_ranks
 from tests.engine.learner.test_sharding import MB, make_config, write_model
-from tests.engine.learner.training_examples import small_run, write_initial_checkpoint
+from tests.engine.learner.training_examples import rl_sequences, small_run, write_initial_checkpoint
+from tests.engine.tiny_models import write_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+def measure_saving(ranks: RankGroup, checkpoint: Path, out: Path) -> int:
+    """Return the peak growth of anonymous memory during a save, in bytes."""
+    trainer = Trainer(load_sharded_model(checkpoint, ranks), small_run(export_dtype="bfloat16"), ranks)
+    if ranks.is_leader:
+        write_tokenizer(out / "tokenizer")
+    wait_at_barrier(ranks)
+    trainer.start_stage("rl")
+    trainer.run_rl_step(rl_sequences(0, groups=1, size=2))
+    with measuring_memory() as peak:
+        trainer.save(out / "step_000001", out / "tokenizer", max_shard_bytes=128 * MB)
+        trainer.finish_saving()
+    return peak.growth
 
 
 @pytest.mark.nightly
@@ -31,29 +48,41 @@ def test_saving_300_mb_needs_memory_for_a_share_and_two_buckets(ranks: int, tmp_
     model = write_model(tmp_path / "model", make_config(num_layers=11, vocab_size=40_001))
     assert model.num_bytes > 300 * MB
     (tmp_path / "out").mkdir()
-    run_ranks(ranks, "saving_ranks", "memory", str(model.folder), str(tmp_path / "out"))
-    reports = [(tmp_path / "out" / f"{rank}.json").read_bytes() for rank in range(ranks)]
-    for report in reports:
-        growth = msgspec.json.decode(report, type=SavingReport).saving_bytes
+    for growth in run_ranks(ranks, measure_saving, model.folder, tmp_path / "out"):
         assert growth < model.num_bytes / ranks + 2 * BUCKET_BYTES + 150 * MB
     exported = load_model(tmp_path / "out" / "step_000001")
     assert sum(4 * parameter.numel() for parameter in exported.parameters()) == model.num_bytes
 
 
-def kill_while_saving(checkpoint: Path, out: Path, num_checkpoints: int, delay_s: float) -> list[str]:
-    """Kill the saving process `delay_s` after this number of checkpoints; return the names that it has printed."""
-    module = ["-m", "tests.engine.learner.checkpoints.saving_ranks", "loop", str(checkpoint), str(out)]
-    process = subprocess.Popen(
-        [sys.executable, *module], stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
-    with process:
-        assert process.stdout is not None
-        reported = [process.stdout.readline().strip() for _ in range(num_checkpoints)]
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(delay_s)
+def save_in_a_loop(_ranks: RankGroup, checkpoint: Path, out: Path, committed: "Connection[int, int]") -> None:
+    """Replace OUT/step_000000 and save OUT/step_S after each step until the process is killed; send the steps."""
+    restore_replaced_checkpoints(out)
+    trainer = Trainer(load_sharded_model(checkpoint, RankGroup()), small_run(), RankGroup())
+    trainer.start_stage("rl")
+    for step in range(10**6):
+        trainer.step = 0 if step % 2 else step
+
+        def report(step: int = trainer.step) -> None:
+            prune_checkpoints(out, 2)
+            committed.send(step)
+
+        folder = out / f"step_{trainer.step:06d}"
+        trainer.save(folder, out.parent / "tokenizer", max_shard_bytes=40_000, on_committed=report)
+        trainer.run_rl_step(rl_sequences(0, groups=1, size=2))
+
+
+def kill_while_saving(folder: Path, num_checkpoints: int, delay_s: float) -> list[int]:
+    """Kill the saving process `delay_s` after this number of checkpoints; return the steps that it has sent."""
+    receiver, sender = Pipe(duplex=False)
+    with start_ranks(1, save_in_a_loop, folder / "model", folder / "out", sender, out=folder) as (process,):
+        reported = [receiver.recv() for _ in range(num_checkpoints)]
+        process.join(delay_s)
+        assert process.is_alive()
         process.kill()
-        reported += process.stdout.read().split()
-    assert process.returncode == -signal.SIGKILL
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        while receiver.poll():
+            reported.append(receiver.recv())
     return reported
 
 
@@ -77,6 +106,5 @@ def test_kills_during_saves_leave_complete_checkpoints(num_kills: int, tmp_path:
     draws = random.Random(11)
     for _ in range(num_kills):
         delay_s = draws.uniform(0, 0.3)
-        reported = kill_while_saving(tmp_path / "model", tmp_path / "out", draws.randint(1, 3), delay_s)
-        newest = max(int(name.removeprefix("step_")) for name in reported)
-        assert load_newest(tmp_path / "out") >= newest
+        reported = kill_while_saving(tmp_path, draws.randint(1, 3), delay_s)
+        assert load_newest(tmp_path / "out") >= max(reported)

@@ -6,13 +6,13 @@ import shutil
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from msgspec.structs import replace
 
 from asterism.configs.errors import UnusableInput
-from asterism.configs.load import write_resolved
+from asterism.configs.load import load_run, write_resolved
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.algorithm import SftFileConfig
 from asterism.configs.schema.run_config import RunConfig
@@ -253,22 +253,42 @@ def test_a_share_that_leaves_nothing_to_train_on_is_refused(swept_path: Path) ->
 # ---------------------------------------------------------------- several ranks
 
 
+class ColdStart(NamedTuple):
+    """The cold start on one rank."""
+
+    num_encoded: int  # texts that the rank encodes
+    batches: list[list[list[int]]]  # token ids of the first steps
+    metrics: list[dict[str, float]]
+
+
+def cold_start(ranks: RankGroup, folder: RunFolder) -> ColdStart:
+    run, encode, encoded = load_run(folder.config), FastTokenizer.encode, list[str]()
+
+    def record(tokenizer: FastTokenizer, text: str, *, trusted: bool) -> list[int]:
+        encoded.append(text)
+        return encode(tokenizer, text, trusted=trusted)
+
+    FastTokenizer.encode = record
+    checkpoint = folder.expand_path(run.model.checkpoint)
+    dialogues = open_dialogues(run, folder, ranks, checkpoint)
+    batches = [[each.load().token_ids.tolist() for each in dialogues.get_batch(step)] for step in range(2)]
+    trainer = Trainer(load_sharded_model(checkpoint, ranks, run.learner.dtype), run, ranks)
+    steps = ColdStartSteps(run, dialogues, trainer, ranks)
+    return ColdStart(len(encoded), batches, [steps.run_next() for _ in range(dialogues.sft.steps)])
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_ranks_tokenize_the_data_once_and_train_as_one_rank(swept_path: Path) -> None:
     sft = {"steps": 3, "batch_size": 8, "validation_share": 0.2, "validation_every": 3}
-    reports: dict[int, list[dict[str, Any]]] = {}
-    for count in (1, 2):
-        _, folder = make_cold_start(swept_path / str(count), ranks=count, **sft)
-        out = swept_path / f"out{count}"
-        out.mkdir()
-        run_ranks(count, "cold_start.cold_start_ranks", folder, out)
-        reports[count] = [json.loads((out / f"{rank}.json").read_text()) for rank in range(count)]
-    (alone,), (leader, follower) = reports[1], reports[2]
-    assert leader["encoded"] == alone["encoded"] > 40
-    assert follower["encoded"] == 0
-    assert leader["batches"] == follower["batches"] == alone["batches"]
+    runs = [make_cold_start(swept_path / str(count), ranks=count, **sft) for count in (1, 2)]
+    (alone,), (leader, follower) = (
+        run_ranks(run.learner.ranks, cold_start, folder, learner=run.learner) for run, folder in runs
+    )
+    assert leader.num_encoded == alone.num_encoded > 40
+    assert follower.num_encoded == 0
+    assert leader.batches == follower.batches == alone.batches
     for name in ("loss", "grad_norm", "tokens", "validation_loss", "validation_tokens"):
-        found = [each[name] for each in leader["metrics"] if name in each]
-        assert found == pytest.approx([each[name] for each in alone["metrics"] if name in each], rel=1e-4)
+        found = [each[name] for each in leader.metrics if name in each]
+        assert found == pytest.approx([each[name] for each in alone.metrics if name in each], rel=1e-4)
         assert len(found) == (1 if name.startswith("validation") else 3)

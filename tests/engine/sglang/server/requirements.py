@@ -3,22 +3,23 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from asterism.configs.schema.machines import EngineConfig
 from asterism.configs.schema.sglang import SGLangConfig
 from asterism.engine.sglang.http_api import ServerInfo
 from asterism.engine.sglang.server.compatibility import ServerRequirements
+from tests.engine.sglang.fake_server import INFO
 
 
 def make_info(**changes: Any) -> ServerInfo:
-    fields: dict[str, Any] = {
-        **{"version": "0.5.23", "model_path": "/models/one", "max_total_num_tokens": 8192, "max_req_input_len": 250},
-        **{"context_length": 256, "page_size": 16, "dp_size": 1, "tp_size": 1, "device": "cpu", "dtype": "float32"},
-        **{"quantization": None, "enable_dp_attention": False, "enable_deterministic_inference": True},
-        **{"enable_priority_scheduling": True, "disable_radix_cache": False, "enable_lora": None},
-        "max_lora_rank": None,
-        "lora_target_modules": None,
+    own = {
+        "model_path": "/models/one",
+        "max_total_num_tokens": 8192,
+        "page_size": 16,
+        "enable_priority_scheduling": True,
     }
-    return ServerInfo(**fields | changes)
+    return msgspec.convert(INFO | own | changes, ServerInfo)
 
 
 def make_requirements(

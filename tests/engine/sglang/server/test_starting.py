@@ -33,22 +33,47 @@ def make_server(folder: Path, python: str, port: int, start_s: float = 60.0) -> 
     return SGLangServer(given, log=folder / "sglang-0.log", scratch=folder / "scratch")
 
 
-def test_a_missing_interpreter_is_refused_by_key(tmp_path: Path, port: int):
-    missing = str(tmp_path / "none")
-    with pytest.raises(ServerUnusable, match=f"^sglang.python = {missing}: cannot be run: No such file or directory$"):
-        asyncio.run(make_server(tmp_path, missing, port).start())
-
-
-def test_an_interpreter_without_sglang_is_refused_with_the_supported_versions(tmp_path: Path, port: int):
-    with pytest.raises(ServerUnusable, match=r"^sglang.python = .*: has no SGLang 0.5.23 \(.*PackageNotFoundError.*\)"):
-        asyncio.run(make_server(tmp_path, sys.executable, port).start())
-
-
-def test_an_unsupported_version_is_refused_before_the_server_starts(tmp_path: Path, port: int):
-    python = write_interpreter(tmp_path, "touch started", version="0.4.1")
-    with pytest.raises(ServerUnusable, match=r": has SGLang 0.4.1; supported: 0.5.23$"):
-        asyncio.run(make_server(tmp_path, python, port).start())
-    assert not (tmp_path / "sglang-0.log").exists()
+@pytest.mark.parametrize(
+    ("python", "error", "message"),
+    [
+        (
+            "/no/such/python",
+            ServerUnusable,
+            "^sglang.python = /no/such/python: cannot be run: No such file or directory$",
+        ),
+        (sys.executable, ServerUnusable, r"^sglang.python = .*: has no SGLang 0.5.23 \(.*PackageNotFoundError.*\)"),
+        ("0.4.1: touch started", ServerUnusable, r": has SGLang 0.4.1; supported: 0.5.23$"),
+        (
+            "0.5.23: echo error: unrecognized arguments: --fast; exit 2",
+            ServerUnusable,
+            r"^sglang.arguments: .*\nerror: unrecognized arguments: --fast\n",
+        ),
+        (
+            "0.5.23: echo out of memory >&2; exit 3",
+            EngineFailure,
+            r"the SGLang server sglang-0 ended with exit code 3:\nout of memory\n(?s:.*)/sglang-0\.log",
+        ),
+        (
+            "0.5.23: exec sleep 1000",
+            EngineFailure,
+            r"^the SGLang server sglang-0 was not ready within sglang.startup_timeout_s = 0\.3:",
+        ),
+    ],
+    ids=["missing", "without SGLang", "unsupported", "arguments", "ends", "timeout"],
+)
+def test_a_server_that_cannot_start_is_refused_with_the_key_or_fails_with_its_last_log_lines(
+    tmp_path: Path, port: int, python: str, error: type[Exception], message: str
+):
+    """A Python with a colon is a version and a behaviour."""
+    version, _, behaviour = python.partition(": ")
+    is_scripted, start_s = bool(behaviour), 0.3 if "sleep" in behaviour else 60.0
+    starting = make_server(
+        tmp_path, write_interpreter(tmp_path, behaviour, version) if is_scripted else python, port, start_s
+    )
+    with pytest.raises(error, match=message):
+        asyncio.run(starting.start())
+    assert (tmp_path / "sglang-0.log").exists() == (version == "0.5.23")  # others are refused before the server starts
+    assert not (tmp_path / "scratch").exists()
 
 
 def test_a_port_in_use_is_refused_by_key(port: int):
@@ -74,32 +99,6 @@ def test_the_start_waits_for_a_port_to_become_free(port: int):
         await waiting
 
     asyncio.run(scenario())
-
-
-def test_a_server_that_exits_immediately_fails_with_its_last_log_lines(tmp_path: Path, port: int):
-    dying = make_server(tmp_path, write_interpreter(tmp_path, "echo out of memory >&2; exit 3"), port)
-    with pytest.raises(EngineFailure) as caught:
-        asyncio.run(dying.start())
-    assert "the SGLang server sglang-0 ended with exit code 3:\nout of memory\n" in str(caught.value)
-    assert str(tmp_path / "sglang-0.log") in str(caught.value)
-    assert not (tmp_path / "scratch").exists()
-
-
-def test_arguments_that_the_server_rejects_are_a_configuration_error(tmp_path: Path, port: int):
-    dying = make_server(
-        tmp_path, write_interpreter(tmp_path, "echo error: unrecognized arguments: --fast; exit 2"), port
-    )
-    with pytest.raises(ServerUnusable, match=r"^sglang.arguments: .*\nerror: unrecognized arguments: --fast\n"):
-        asyncio.run(dying.start())
-
-
-def test_a_start_timeout_names_the_key(tmp_path: Path, port: int):
-    slow = make_server(tmp_path, write_interpreter(tmp_path, "exec sleep 1000"), port, start_s=0.01)
-    with pytest.raises(
-        EngineFailure, match=r"^the SGLang server sglang-0 was not ready within sglang.startup_timeout_s = 0.01:"
-    ):
-        asyncio.run(slow.start())
-    assert not (tmp_path / "scratch").exists()
 
 
 def test_cancelling_a_start_kills_all_processes_of_the_server(tmp_path: Path, port: int):

@@ -25,6 +25,7 @@ from asterism.engine.weight_transfer.adapter_slots import read_base
 from tests.engine.learner.adapters.adapted_models import OPTIONS, adapted_model, fill_adapters
 from tests.engine.sglang.fake_server import FakeServer, refusing
 from tests.engine.sglang.scenes import FakeTransport
+from tests.engine.whole_publisher import publish
 
 pytestmark = pytest.mark.real_clock
 LOAD, UNLOAD, FLUSH = "/load_lora_adapter_from_tensors", "/unload_lora_adapter", "/flush_cache"
@@ -75,9 +76,7 @@ class Sending:
         self.ended_after: list[int] = []  # number of received requests at each end_requests
 
     def publish(self, version: int) -> WeightsPublished:
-        published = self.publisher.publish(version)
-        assert published is not None
-        return published
+        return publish(self.publisher, version)
 
     async def update(self, *versions: WeightsPublished, before_each: Callable[[], None] = lambda: None) -> list[str]:
         names: list[str] = []

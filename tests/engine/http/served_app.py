@@ -1,0 +1,23 @@
+"""Serves an aiohttp application on loopback during a test."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+
+@asynccontextmanager
+async def serving_app(app: web.Application, port: int = 0, shutdown_timeout_s: float = 0.0) -> AsyncIterator[str]:
+    """Yield the base URL. `port`: 0 for a free one."""
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=shutdown_timeout_s)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        host, port = runner.addresses[0][:2]
+        yield f"http://{host}:{port}"
+    finally:
+        # Accept the last connections: a server that closes meanwhile would leave their sockets open.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        await runner.cleanup()
