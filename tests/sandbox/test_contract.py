@@ -12,49 +12,45 @@ from tests.sandbox.conftest import Client, StartSandbox
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
 
-async def test_a_program_reads_its_input_and_its_output_is_returned(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox() as client:
-        result = await client.program("import sys\nprint(input()[::-1])\nprint('oops', file=sys.stderr)", "abc\n")
-        assert result.outcome == msg.CodeOk(msg.Output("cba\n", "oops\n"))
-        assert result.duration_s > 0
+async def test_a_program_reads_its_input_and_its_output_is_returned(client: Client) -> None:
+    result = await client.program("import sys\nprint(input()[::-1])\nprint('oops', file=sys.stderr)", "abc\n")
+    assert result.outcome == msg.CodeOk(msg.Output("cba\n", "oops\n"))
+    assert result.duration_s > 0
 
 
-async def test_a_notebook_keeps_its_variables_and_prints_the_last_value(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox() as client:
-        assert await client.printed("x = 'a'") == ""
-        assert await client.printed("x * 2") == "'aa'\n"
-        assert await client.printed("print(x)\nNone") == "a\n"
-        other = (await client.cell("x", trajectory=1)).outcome
-        assert isinstance(other, msg.CodeRaised)
+async def test_a_notebook_keeps_its_variables_and_prints_the_last_value(client: Client) -> None:
+    assert await client.printed("x = 'a'") == ""
+    assert await client.printed("x * 2") == "'aa'\n"
+    assert await client.printed("print(x)\nNone") == "a\n"
+    other = (await client.cell("x", trajectory=1)).outcome
+    assert isinstance(other, msg.CodeRaised)
 
 
-async def test_a_traceback_contains_no_frames_of_the_harness(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox() as client:
-        outcome = (await client.cell("print(gcd(12, 18))")).outcome
-        assert outcome == msg.CodeRaised(
-            msg.Output(),
-            "NameError: name 'gcd' is not defined",
-            'Traceback (most recent call last):\n  File "<cell>", line 1, in <module>\n'
-            "NameError: name 'gcd' is not defined",
-        )
-        assert isinstance((await client.program("print((")).outcome, msg.CodeRaised)
-        outcome = (await client.program("def f():\n    return 1 / 0\nprint('before')\nf()")).outcome
-        assert outcome == msg.CodeRaised(
-            msg.Output("before\n"),
-            "ZeroDivisionError: division by zero",
-            'Traceback (most recent call last):\n  File "<program>", line 4, in <module>\n'
-            '  File "<program>", line 2, in f\nZeroDivisionError: division by zero',
-        )
+async def test_a_traceback_contains_no_frames_of_the_harness(client: Client) -> None:
+    outcome = (await client.cell("print(gcd(12, 18))")).outcome
+    assert outcome == msg.CodeRaised(
+        msg.Output(),
+        "NameError: name 'gcd' is not defined",
+        'Traceback (most recent call last):\n  File "<cell>", line 1, in <module>\n'
+        "NameError: name 'gcd' is not defined",
+    )
+    assert isinstance((await client.program("print((")).outcome, msg.CodeRaised)
+    outcome = (await client.program("def f():\n    return 1 / 0\nprint('before')\nf()")).outcome
+    assert outcome == msg.CodeRaised(
+        msg.Output("before\n"),
+        "ZeroDivisionError: division by zero",
+        'Traceback (most recent call last):\n  File "<program>", line 4, in <module>\n'
+        '  File "<program>", line 2, in f\nZeroDivisionError: division by zero',
+    )
 
 
-async def test_invalid_unicode_is_escaped_and_code_over_the_limit_is_refused(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox() as client:
-        outcome = (await client.program("import sys\nsys.stdout.buffer.write(b'a\\xff\\x00b')")).outcome
-        assert outcome == msg.CodeOk(msg.Output("a\\xff\x00b"))
-        outcome = (await client.program("print('\\ud800')\nraise ValueError('\\ud800\\0')")).outcome
-        assert isinstance(outcome, msg.CodeRaised)
-        assert (outcome.output.stdout, outcome.error) == ("\\ud800\n", "ValueError: \\ud800\\x00")
-        assert isinstance((await client.program("#" * 2_000_000)).outcome, msg.CodeRefused)
+async def test_invalid_unicode_is_escaped_and_code_over_the_limit_is_refused(client: Client) -> None:
+    outcome = (await client.program("import sys\nsys.stdout.buffer.write(b'a\\xff\\x00b')")).outcome
+    assert outcome == msg.CodeOk(msg.Output("a\\xff\x00b"))
+    outcome = (await client.program("print('\\ud800')\nraise ValueError('\\ud800\\0')")).outcome
+    assert isinstance(outcome, msg.CodeRaised)
+    assert (outcome.output.stdout, outcome.error) == ("\\ud800\n", "ValueError: \\ud800\\x00")
+    assert isinstance((await client.program("#" * 2_000_000)).outcome, msg.CodeRefused)
 
 
 async def test_every_kind_of_exit_has_its_outcome(start_sandbox: StartSandbox) -> None:
@@ -74,13 +70,12 @@ async def test_every_kind_of_exit_has_its_outcome(start_sandbox: StartSandbox) -
         assert await run("import atexit; atexit.register(print, 'bye')") == msg.CodeOk(msg.Output("bye\n"))
 
 
-async def test_a_program_that_forks_has_one_outcome(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox() as client:
-        code = "import os\nif os.fork():\n    os.wait()\n    print('parent')\nelse:\n    print('child')\n    1 / 0"
-        outcome = (await client.program(code)).outcome
-        assert isinstance(outcome, msg.CodeOk)
-        assert outcome.output.stdout == "child\nparent\n"
-        assert outcome.output.stderr.endswith("ZeroDivisionError: division by zero\n")
+async def test_a_program_that_forks_has_one_outcome(client: Client) -> None:
+    code = "import os\nif os.fork():\n    os.wait()\n    print('parent')\nelse:\n    print('child')\n    1 / 0"
+    outcome = (await client.program(code)).outcome
+    assert isinstance(outcome, msg.CodeOk)
+    assert outcome.output.stdout == "child\nparent\n"
+    assert outcome.output.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
 async def test_output_beyond_the_limit_is_drained_and_counted(start_sandbox: StartSandbox) -> None:
@@ -106,11 +101,10 @@ async def test_a_cell_that_kills_its_process_leaves_the_notebook_unchanged(start
         assert await client.printed("y") == "1\n"
 
 
-async def test_cells_of_one_notebook_run_in_the_order_of_their_requests(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox() as client:
-        await client.printed("seen = []")
-        await asyncio.gather(*[client.printed(f"seen.append({number})") for number in range(50)])
-        assert await client.printed("seen == list(range(50))") == "True\n"
+async def test_cells_of_one_notebook_run_in_the_order_of_their_requests(client: Client) -> None:
+    await client.printed("seen = []")
+    await asyncio.gather(*[client.printed(f"seen.append({number})") for number in range(50)])
+    assert await client.printed("seen == list(range(50))") == "True\n"
 
 
 async def test_the_end_of_a_notebook_deletes_its_state_and_stops_its_running_cell(start_sandbox: StartSandbox) -> None:

@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.sandbox.hostile.arena import Arena
+from tests.sandbox.hostile.arena import Arena, Encounter
+from tests.sandbox.hostile.catalogue import HOSTILE
 from tests.sandbox.hostile.public_interpreter import public_interpreter
+from tests.sandbox.hostile.record import Hostile
 
 ARENAS = {
     "process": ("process", "auto"),
@@ -20,6 +22,10 @@ PARAMETERS = [
     pytest.param("docker", marks=pytest.mark.docker),
     pytest.param("process-without-namespaces", marks=pytest.mark.nightly),
 ]
+
+
+# Programs that run at the same time: those that may reach the time limit use the processors until then.
+_AT_A_TIME, _LIMITED_AT_A_TIME = 8, 4
 
 
 @contextlib.contextmanager
@@ -54,3 +60,28 @@ def arena_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     """
     with open_arenas(request.module.ARENA, tmp_path_factory.mktemp("executor"), 2.0, 0.25) as arenas:
         yield arenas
+
+
+class Batches:
+    """The encounters of programs that run at the same time in an arena with namespaces."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._left = [HOSTILE[name] for name in names]
+        self._found: dict[str, Encounter] = {}
+
+    def meet(self, arena: Arena, hostile: Hostile) -> Encounter:
+        if not arena.has_namespaces:
+            return arena.meet(hostile)
+        if hostile.name not in self._found:
+            same = [each for each in self._left if each.reaches_limit == hostile.reaches_limit]
+            batch = same[: _LIMITED_AT_A_TIME if hostile.reaches_limit else _AT_A_TIME]
+            self._found |= zip((each.name for each in batch), arena.meet_all(batch), strict=True)
+            self._left = [each for each in self._left if each not in batch]
+        return self._found[hostile.name]
+
+
+@pytest.fixture(scope="module")
+def batches(request: pytest.FixtureRequest) -> Batches:
+    """Make batches of the programs of this file that are run."""
+    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    return Batches([str(item.callspec.params["name"]) for item in items if item.path == request.path])

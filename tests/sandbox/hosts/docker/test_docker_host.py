@@ -158,19 +158,6 @@ async def test_a_container_out_of_memory_kills_only_its_largest_calls() -> None:
         assert len(host.live_containers) == 1
 
 
-async def test_a_killed_fork_server_in_a_container_is_replaced() -> None:
-    async with run_containers() as (sandbox, _):
-        await sandbox.run(CodeRequested(1, 0, "jupyter_code", "x = 41", ""))
-        in_flight = asyncio.create_task(run_all(sandbox, [make_program("print(3)", number) for number in range(200)]))
-        await sandbox.run(make_program("print(3)", 1000))
-        os.kill(sandbox.server_pids[0], signal.SIGKILL)
-        results = await in_flight
-        assert {result.outcome for result in results if isinstance(result, CodeResult)} <= {CodeOk(Output("3\n"))}
-        assert (await wait_for_answer(sandbox)).outcome == CodeOk(Output("42\n"))
-        again = await sandbox.run(CodeRequested(1, 1, "jupyter_code", "x + 1", ""))
-        assert again.outcome == CodeOk(Output("42\n"))
-
-
 _EXECUTOR = """
 import asyncio, sys
 from asterism.bus.messages import CodeRequested
