@@ -16,6 +16,7 @@ from tests.processes import family, is_running, wait_for_end
 from tests.sandbox.conftest import Client, StartSandbox
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
+LIMITS = {"grade_limit_s": 1.0, "concurrent_gradings": 4}
 
 
 async def test_calls_fail_once_when_their_fork_server_exits_and_the_next_call_runs(start_sandbox: StartSandbox) -> None:
@@ -43,12 +44,11 @@ async def test_a_fork_server_is_replaced_by_one_server_after_every_exit(start_sa
             assert len(client.sandbox.server_pids) == 1
 
 
-async def test_an_unreadable_ground_truth_is_an_infrastructure_failure(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox() as client:
-        with pytest.raises(SandboxFailure, match="ground truth cannot be read"):
-            await client.grade("x+1", "")
-        assert not (await client.grade("not a formula at all (", "x+1")).correct
-        assert (await client.grade("x+1", "1+x")).correct
+async def test_an_unreadable_ground_truth_is_an_infrastructure_failure(client: Client) -> None:
+    with pytest.raises(SandboxFailure, match="ground truth cannot be read"):
+        await client.grade("x+1", "")
+    assert not (await client.grade("not a formula at all (", "x+1")).correct
+    assert (await client.grade("x+1", "1+x")).correct
 
 
 async def test_queued_calls_run_after_the_exit_of_the_fork_server(start_sandbox: StartSandbox) -> None:
@@ -65,15 +65,14 @@ async def test_queued_calls_run_after_the_exit_of_the_fork_server(start_sandbox:
         assert {type(result.outcome) for result in answered} == {CodeOk}
 
 
-async def test_a_comparison_beyond_its_limits_is_wrong_and_delays_no_other_one(start_sandbox: StartSandbox) -> None:
+async def test_a_comparison_beyond_its_limits_is_wrong_and_delays_no_other_one(client: Client) -> None:
     bombs = ["(x+1)^{99999}+(x+2)^{99999}", "(x+y+z+w)^{900}", "(x+1)^{-3000}+(x+2)^{-3000}", "+".join(["x^{2}"] * 400)]
-    async with start_sandbox(grade_limit_s=1.0, concurrent_gradings=4) as client:
-        exploding = [asyncio.create_task(client.grade(bomb, "y+1")) for bomb in bombs]
-        assert (await client.grade("x+1", "1+x")).correct
-        assert not exploding[0].done()
-        assert [(await task).correct for task in exploding] == [False] * len(bombs)
-        with pytest.raises(SandboxFailure, match="ground truth exceeds the grader's limits"):
-            await client.grade("y", "{" * 1000 + "x" + "}" * 1000)
+    exploding = [asyncio.create_task(client.grade(bomb, "y+1")) for bomb in bombs]
+    assert (await client.grade("x+1", "1+x")).correct
+    assert not exploding[0].done()
+    assert [(await task).correct for task in exploding] == [False] * len(bombs)
+    with pytest.raises(SandboxFailure, match="ground truth exceeds the grader's limits"):
+        await client.grade("y", "{" * 1000 + "x" + "}" * 1000)
 
 
 async def test_gradings_succeed_after_a_grader_hangs_or_is_killed(start_sandbox: StartSandbox) -> None:

@@ -29,15 +29,7 @@ from asterism.engine.sglang.weights.adapters import AdapterTransport
 from asterism.engine.sglang.weights.checksums import ChecksumRegistry
 from asterism.engine.sglang.weights.transports import TensorTransport
 from asterism.engine.weight_transfer.weight_layout import get_layout
-from tests.actors.runs.running import (
-    finish,
-    from_cold_start_of,
-    launch,
-    list_process_ids,
-    metrics,
-    read_log_entries,
-    wait_until,
-)
+from tests.actors.runs.running import from_cold_start_of, list_process_ids, metrics, read_log_entries, wait_until
 from tests.engine.contract.bench import learners_logprobs, request
 from tests.engine.learner.adapters.adapted_models import merge_adapters
 from tests.processes import family
@@ -49,6 +41,7 @@ from tests.sglang.runs import (
     check_run_result,
     get_loaded_versions,
     get_process_name,
+    running,
 )
 from tests.sglang.serving import LONGEST, make_roomy
 
@@ -191,19 +184,13 @@ def test_a_run_publishes_adapters_and_a_replaced_server_receives_the_base_and_th
     tmp_path: Path, cold_start: RunFolder
 ) -> None:
     """The death of the server ends its generator."""
-    with launch(tmp_path, *OWN_SERVER, *RUN, *from_cold_start_of(cold_start)) as process:
-        folder = RunFolder(tmp_path / "demo")
-        try:
-            wait_until(lambda: len(metrics(folder, "step")) >= 1, process, PATIENCE_S)
-            processes = family(process.pid)
-            (scheduler,) = [pid for pid in processes if get_process_name(pid) == "sglang::scheduler"]
-            os.kill(scheduler, signal.SIGKILL)
-            wait_until(lambda: len(metrics(folder, "step")) >= 3, process, PATIENCE_S)
-            processes += family(process.pid)
-            output = finish(process, PATIENCE_S)
-        finally:
-            process.kill()
-    assert process.returncode == 0, output
+    with running(tmp_path, *OWN_SERVER, *RUN, *from_cold_start_of(cold_start)) as (process, folder):
+        wait_until(lambda: len(metrics(folder, "step")) >= 1, process, PATIENCE_S)
+        processes = family(process.pid)
+        (scheduler,) = [pid for pid in processes if get_process_name(pid) == "sglang::scheduler"]
+        os.kill(scheduler, signal.SIGKILL)
+        wait_until(lambda: len(metrics(folder, "step")) >= 3, process, PATIENCE_S)
+        processes += family(process.pid)
     check_run_result(folder, STEPS)
     assert len(list_process_ids(folder, "generator-0")) == 2
     assert set(get_loaded_versions(folder)) == set(range(STEPS + 1))

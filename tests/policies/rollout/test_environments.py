@@ -284,23 +284,15 @@ def test_a_call_that_was_lost_twice_fails_the_trajectory() -> None:
 # ---------------------------------------------------------------- aborts and tasks
 
 
-@pytest.mark.parametrize("is_opening", [True, False])
-def test_an_abort_during_a_call_ends_the_instance(is_opening: bool) -> None:
-    made = Conversation()
-    if not is_opening:
-        made.answer(msg.OPENING_CALL, "room")
-        made.say(ask("door"))
+@pytest.mark.parametrize("during", ["opening", "call", "lease"])
+def test_an_abort_ends_the_instance(during: str) -> None:
+    made = Conversation() if during == "opening" else open_room(*([ask("door")] if during == "call" else []))
     sends = made.decide(msg.GroupAborted(0, 0, 1, "the step ended"))
     assert Send(FIRST, msg.SessionEnded(0)) in sends
     assert find(sends, msg.TrajectoryAborted).cause == "the step ended"
-    assert made.answer(msg.OPENING_CALL if is_opening else 0, "late") == []
+    if during != "lease":
+        assert made.answer(msg.OPENING_CALL if during == "opening" else 0, "late") == []
     assert not made.rollout.trajectories
-
-
-def test_an_aborted_trajectory_without_an_open_call_also_ends_its_instance() -> None:
-    made = open_room()
-    sends = made.decide(msg.GroupAborted(0, 0, 1, "the step ended"))
-    assert Send(FIRST, msg.SessionEnded(0)) in sends
 
 
 def test_groups_of_several_tasks_share_a_rollout_process() -> None:
