@@ -59,11 +59,11 @@ StartSandbox = Callable[..., AbstractAsyncContextManager[Client]]
 
 
 @asynccontextmanager
-async def _start(backend: Any, test_limit_s: float | None = 120, **limits: Any) -> AsyncGenerator[Client]:
+async def open_sandbox(backend: Any, test_limit_s: float | None = 120, **limits: Any) -> AsyncGenerator[Client]:
     limits = {"max_call_extension": PATIENCE, **limits}
     sandbox = make_sandbox(SandboxConfig(backend=backend, **limits), seed=7)
-    client = Client(sandbox, await sandbox.start())
     try:
+        client = Client(sandbox, await sandbox.start())
         async with asyncio.timeout(test_limit_s):
             yield client
         started = family(*sandbox.server_pids)
@@ -79,7 +79,7 @@ def start_sandbox(request: pytest.FixtureRequest) -> StartSandbox:
 
     Raises TimeoutError after `test_limit_s`.
     """
-    return partial(_start, request.param)
+    return partial(open_sandbox, request.param)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def loop() -> Iterator[asyncio.Runner]:
 @pytest.fixture(scope="module", params=PARAMETERS)
 def shared_client(request: pytest.FixtureRequest, loop: asyncio.Runner) -> Iterator[Client]:
     """Start a sandbox with the file's LIMITS for all tests of the file that use `client`."""
-    context = _start(request.param, None, **getattr(request.module, "LIMITS", {}))
+    context = open_sandbox(request.param, None, **getattr(request.module, "LIMITS", {}))
     yield loop.run(context.__aenter__())
     loop.run(context.__aexit__(None, None, None))
 
