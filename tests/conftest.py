@@ -58,10 +58,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an `async def` test on a virtual clock, or on the real clock if it is marked `real_clock`."""
+    """Run an `async def` test on the fixture `loop`, if it uses it, or on the real clock if it is marked `real_clock`.
+
+    The others run on a virtual clock.
+    """
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     run = asyncio.run if pyfuncitem.get_closest_marker("real_clock") else run_virtually
+    run = getattr(pyfuncitem.funcargs.get("loop"), "run", run)
     run(_run_async_test(pyfuncitem))
     return True
 

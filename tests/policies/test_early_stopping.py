@@ -5,8 +5,8 @@ import pytest
 from asterism.bus import messages as msg
 from asterism.configs.schema.algorithm import EarlyStoppingConfig, Sampling
 from asterism.policies.early_stopping import EarlyStopping, describe_outcome
-from asterism.policies.recipe import Recipe
 from asterism.policies.step_evaluations import EvaluationPlan
+from tests.policies.recipes import RecipeDriver
 
 PLATEAU = EarlyStoppingConfig(window_steps=2, min_reward_gain=0.1)
 OVERLONG = EarlyStoppingConfig(window_steps=2, max_overlong_share=0.5, min_steps=4)
@@ -48,24 +48,16 @@ def test_an_outcome_has_means_over_the_finished_trajectories() -> None:
     )
 
 
-class Run:
-    """A recipe with one engine, and steps with given rewards."""
+class Run(RecipeDriver):
+    """A recipe with a rule, and steps with given rewards."""
 
-    def __init__(self, started: msg.RunStarted, max_staleness: int = 0, questions: int = 1, steps: int = 20) -> None:
-        plan = EvaluationPlan(steps, questions)
-        self.recipe = Recipe(plan, ("generator-0",), max_staleness, PLATEAU)
-        self.recipe.decide(0.0, started)
-
-    def publish(self, version: int) -> list[object]:
-        """Return the messages to buffer and launcher after every engine has loaded the version."""
-        self.recipe.decide(0.0, msg.WeightsPublished(version, "/w", 8, "d", 0))
-        effects = self.recipe.decide(0.0, msg.WeightsLoaded("generator-0", version, 0.1))
-        return [effect.message for effect in effects if effect.to in ("head/buffer", "launcher")]
+    def __init__(self, *earlier: msg.StepOutcome, max_staleness: int = 0, questions: int = 0, steps: int = 20) -> None:
+        started = msg.RunStarted(len(earlier), msg.BufferCursor(), earlier_steps=earlier)
+        super().__init__(EvaluationPlan(steps, questions), max_staleness, PLATEAU, started)
 
     def collect(self, step: int, reward: float) -> list[object]:
         counts = msg.StepCounts(msg.TaskCounts(trajectories=10, reward=10 * reward))
-        effects = self.recipe.decide(0.0, msg.StepCollected(step, 1, counts, {}, msg.BufferCursor()))
-        return [effect.message for effect in effects]
+        return [send.message for send in self.decide(msg.StepCollected(step, 1, counts, {}, msg.BufferCursor()))]
 
 
 def train_until_a_rule_holds(run: Run) -> int:
@@ -78,7 +70,7 @@ def train_until_a_rule_holds(run: Run) -> int:
 
 
 def test_the_step_after_the_rule_is_the_last() -> None:
-    run = Run(msg.RunStarted(0, msg.BufferCursor()), questions=0)
+    run = Run()
     run.publish(0)
     assert train_until_a_rule_holds(run) == 6
     assert run.publish(6) == [msg.StepRequested(7, 6, is_last=True)]
@@ -87,7 +79,7 @@ def test_the_step_after_the_rule_is_the_last() -> None:
 
 
 def test_the_launcher_receives_rule_and_last_step() -> None:
-    run = Run(msg.RunStarted(0, msg.BufferCursor()), questions=0)
+    run = Run()
     run.publish(0)
     for step, reward in enumerate(RISING_THEN_FLAT[:5], 1):
         run.collect(step, reward)
@@ -99,7 +91,7 @@ def test_the_launcher_receives_rule_and_last_step() -> None:
 
 def test_the_last_step_follows_all_requested_steps() -> None:
     """With rl.max_staleness = 2, steps 7 and 8 are already requested when the rule holds after step 6."""
-    run = Run(msg.RunStarted(0, msg.BufferCursor()), max_staleness=2, questions=0)
+    run = Run(max_staleness=2)
     run.publish(0)
     assert train_until_a_rule_holds(run) == 6
     assert run.publish(6) == [msg.StepRequested(9, 6, is_last=True)]
@@ -107,30 +99,29 @@ def test_the_last_step_follows_all_requested_steps() -> None:
     assert run.publish(9) == [msg.RunFinished(9)]
 
 
-@pytest.mark.parametrize("resumed_at", [6, 7])
-def test_a_resumed_run_restores_that_a_rule_held(resumed_at: int) -> None:
-    earlier = tuple(outcomes(RISING_THEN_FLAT)[:resumed_at])
-    run = Run(msg.RunStarted(resumed_at, msg.BufferCursor(), earlier_steps=earlier), questions=0)
-    expected = [msg.StepRequested(7, 6, is_last=True)] if resumed_at == 6 else [msg.RunFinished(7)]
+@pytest.mark.parametrize(
+    ("resumed_at", "max_staleness", "expected"),
+    [
+        (6, 0, [msg.StepRequested(7, 6, is_last=True)]),
+        (7, 0, [msg.RunFinished(7)]),
+        (6, 2, [msg.StepRequested(7, 6), msg.StepRequested(8, 6), msg.StepRequested(9, 6, is_last=True)]),
+        (7, 2, [msg.StepRequested(8, 7), msg.StepRequested(9, 7, is_last=True)]),
+    ],
+)
+def test_a_resumed_run_restores_that_a_rule_held(
+    resumed_at: int, max_staleness: int, expected: list[msg.AnyMessage]
+) -> None:
+    run = Run(*outcomes(RISING_THEN_FLAT)[:resumed_at], max_staleness=max_staleness)
     assert run.publish(resumed_at) == expected
 
 
-@pytest.mark.parametrize("resumed_at", [6, 7])
-def test_a_resumed_run_with_staleness_ends_at_the_same_step(resumed_at: int) -> None:
-    earlier = tuple(outcomes(RISING_THEN_FLAT)[:resumed_at])
-    run = Run(msg.RunStarted(resumed_at, msg.BufferCursor(), earlier_steps=earlier), max_staleness=2, questions=0)
-    assert run.publish(resumed_at)[-1] == msg.StepRequested(9, resumed_at, is_last=True)
-
-
 def test_a_rule_that_holds_after_the_last_step_adds_no_step() -> None:
-    earlier = tuple(outcomes(RISING_THEN_FLAT)[:6])
-    run = Run(msg.RunStarted(6, msg.BufferCursor(), earlier_steps=earlier), questions=0, steps=6)
+    run = Run(*outcomes(RISING_THEN_FLAT)[:6], steps=6)
     assert run.publish(6) == [msg.RunFinished(6)]
 
 
 def test_a_run_that_stops_early_is_evaluated_at_its_end() -> None:
-    earlier = tuple(outcomes(RISING_THEN_FLAT))
-    run = Run(msg.RunStarted(7, msg.BufferCursor(), earlier_steps=earlier))
+    run = Run(*outcomes(RISING_THEN_FLAT), questions=1)
     assert run.publish(7) == [msg.EvaluationRequested("end_sampled", Sampling(), 1, 7)]
 
 

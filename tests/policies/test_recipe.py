@@ -7,51 +7,37 @@ from asterism.bus import messages as msg
 from asterism.configs.schema.algorithm import GREEDY, Sampling
 from asterism.configs.schema.success import SuccessRule
 from asterism.policies.groups.counts import add_trajectory
-from asterism.policies.recipe import Recipe
 from asterism.policies.recorder import Recorder
 from asterism.policies.step_evaluations import EvaluationPlan
 from asterism.policies.step_metrics import compute_staleness_metrics
 from tests.fakes import evaluated, start_group
 from tests.policies.groups.finished import finished
-
-ENGINES = ("generator-0", "generator-1")
-
-
-def recipe(steps: int = 2, questions: int = 5, max_staleness: int = 0, every: int = 0) -> Recipe:
-    decider = Recipe(EvaluationPlan(steps, questions, (every,)), ENGINES, max_staleness)
-    decider.decide(0.0, msg.RunStarted(0, msg.BufferCursor()))
-    return decider
+from tests.policies.recipes import RecipeDriver, joined, loaded, weights
 
 
-def weights(version: int, incarnation: int = 0) -> msg.WeightsPublished:
-    return msg.WeightsPublished(version, "/dev/shm/w", 8, "d", incarnation)
-
-
-def list_loaded(decider: Recipe, version: int) -> list[msg.AnyMessage]:
-    decider.decide(0.0, weights(version))
-    effects = [effect for engine in ENGINES for effect in decider.decide(0.0, msg.WeightsLoaded(engine, version, 0.1))]
-    return [effect.message for effect in effects if effect.to in ("head/buffer", "launcher")]
+def recipe(steps: int = 2, questions: int = 5, max_staleness: int = 0) -> RecipeDriver:
+    return RecipeDriver(EvaluationPlan(steps, questions, (0,)), max_staleness)
 
 
 def test_a_step_begins_only_when_every_engine_holds_the_weights() -> None:
     decider = recipe(questions=0)
-    decider.decide(0.0, weights(0))
-    assert not [e for e in decider.decide(0.0, msg.WeightsLoaded("generator-0", 0, 0.1)) if e.to == "head/buffer"]
-    last = decider.decide(0.0, msg.WeightsLoaded("generator-1", 0, 0.1))
+    decider.decide(weights(0))
+    assert not [e for e in decider.decide(loaded(0, 0)) if e.to == "head/buffer"]
+    last = decider.decide(loaded(1, 0))
     assert msg.StepRequested(1, 0) in [effect.message for effect in last]
 
 
 def test_a_run_has_its_evaluations_before_and_after_its_steps() -> None:
     decider = recipe()
-    assert list_loaded(decider, 0) == [msg.EvaluationRequested("start_sampled", Sampling(), 5, 0)]
-    (effect,) = decider.decide(0.0, evaluated("start_sampled"))
+    assert decider.publish(0) == [msg.EvaluationRequested("start_sampled", Sampling(), 5, 0)]
+    (effect,) = decider.decide(evaluated("start_sampled"))
     assert effect.message == msg.EvaluationRequested("start_greedy", GREEDY, 5, 0)
-    messages = [e.message for e in decider.decide(0.0, evaluated("start_greedy"))]
+    messages = [e.message for e in decider.decide(evaluated("start_greedy"))]
     assert messages == [msg.StepRequested(1, 0), msg.StepRequested(1, 0)]  # recorder and buffer
-    assert list_loaded(decider, 1) == [msg.StepRequested(2, 1)]
-    assert list_loaded(decider, 2) == [msg.EvaluationRequested("end_sampled", Sampling(), 5, 2)]
-    decider.decide(0.0, evaluated("end_sampled"))
-    (effect,) = decider.decide(0.0, evaluated("end_greedy"))
+    assert decider.publish(1) == [msg.StepRequested(2, 1)]
+    assert decider.publish(2) == [msg.EvaluationRequested("end_sampled", Sampling(), 5, 2)]
+    decider.decide(evaluated("end_sampled"))
+    (effect,) = decider.decide(evaluated("end_greedy"))
     assert (effect.to, effect.message) == ("head/buffer", msg.RunFinished(2))
 
 
@@ -67,131 +53,123 @@ def test_a_run_has_its_evaluations_before_and_after_its_steps() -> None:
 def test_a_run_starts_at_the_version_of_its_weights(
     settings: dict[str, int], version: int, messages: list[msg.AnyMessage]
 ) -> None:
-    assert list_loaded(recipe(**settings), version) == messages
+    assert recipe(**settings).publish(version) == messages
 
 
 def test_a_staleness_of_two_allows_three_concurrent_steps() -> None:
     decider = recipe(steps=5, questions=0, max_staleness=2)
-    assert list_loaded(decider, 0) == [msg.StepRequested(1, 0), msg.StepRequested(2, 0), msg.StepRequested(3, 0)]
-    assert list_loaded(decider, 1) == [msg.StepRequested(4, 1)]
-    assert list_loaded(decider, 2) == [msg.StepRequested(5, 2)]
-    assert list_loaded(decider, 3) == []
-    assert list_loaded(decider, 4) == []
-    assert list_loaded(decider, 5) == [msg.RunFinished(5)]
+    assert decider.publish(0) == [msg.StepRequested(1, 0), msg.StepRequested(2, 0), msg.StepRequested(3, 0)]
+    assert decider.publish(1) == [msg.StepRequested(4, 1)]
+    assert decider.publish(2) == [msg.StepRequested(5, 2)]
+    assert decider.publish(3) == []
+    assert decider.publish(4) == []
+    assert decider.publish(5) == [msg.RunFinished(5)]
 
 
 def test_a_version_counts_when_the_slowest_engine_has_loaded_it() -> None:
     """The learner may have published later versions."""
     decider = recipe(steps=5, questions=0, max_staleness=1)
-    list_loaded(decider, 0)
-    decider.decide(0.0, weights(1))
-    decider.decide(0.0, weights(2))
+    decider.publish(0)
+    decider.decide(weights(1))
+    decider.decide(weights(2))
     for version in (1, 2):
-        assert not decider.decide(0.0, msg.WeightsLoaded("generator-0", version, 0.1))
+        assert not decider.decide(loaded(0, version))
     for version in (1, 2):
-        sent = decider.decide(0.0, msg.WeightsLoaded("generator-1", version, 0.1))
+        sent = decider.decide(loaded(1, version))
         assert [each.message for each in sent if each.to == "head/buffer"] == [msg.StepRequested(version + 2, version)]
 
 
 def test_the_last_evaluation_waits_for_the_last_weights() -> None:
     decider = recipe(steps=2, max_staleness=3)
-    list_loaded(decider, 0)
-    decider.decide(0.0, evaluated("start_sampled"))
-    messages = [send.message for send in decider.decide(0.0, evaluated("start_greedy"))]
+    decider.publish(0)
+    decider.decide(evaluated("start_sampled"))
+    messages = [send.message for send in decider.decide(evaluated("start_greedy"))]
     assert messages[1::2] == [msg.StepRequested(1, 0), msg.StepRequested(2, 0)]
-    assert list_loaded(decider, 1) == []
-    assert list_loaded(decider, 2) == [msg.EvaluationRequested("end_sampled", Sampling(), 5, 2)]
-
-
-def joined(engine: str, incarnation: int) -> msg.EngineJoined:
-    return msg.EngineJoined(engine, 1024, 16, version=-1, incarnation=incarnation)
+    assert decider.publish(1) == []
+    assert decider.publish(2) == [msg.EvaluationRequested("end_sampled", Sampling(), 5, 2)]
 
 
 def test_the_run_does_not_wait_for_an_engine_that_has_left() -> None:
     decider = recipe(questions=0)
-    decider.decide(0.0, weights(0))
-    decider.decide(0.0, msg.WeightsLoaded("generator-0", 0, 0.1))
-    sent = [effect.message for effect in decider.decide(0.0, msg.EngineLeft("generator-1", "killed", 1))]
+    decider.decide(weights(0))
+    decider.decide(loaded(0, 0))
+    sent = [effect.message for effect in decider.decide(msg.EngineLeft("generator-1", "killed", 1))]
     assert msg.StepRequested(1, 0) in sent
 
 
 def test_a_rejoined_engine_receives_the_newest_weights_and_the_run_waits_for_it() -> None:
     decider = recipe(questions=0)
-    list_loaded(decider, 0)
-    decider.decide(0.0, msg.EngineLeft("generator-1", "killed", 1))
-    assert [(send.to, send.message) for send in decider.decide(0.0, joined("generator-1", 2))] == [
+    decider.publish(0)
+    decider.decide(msg.EngineLeft("generator-1", "killed", 1))
+    assert [(send.to, send.message) for send in decider.decide(joined(1, 2))] == [
         ("generator-1", weights(0, incarnation=2))
     ]
-    sent = [(send.to, send.message) for send in decider.decide(0.0, weights(1))]
+    sent = [(send.to, send.message) for send in decider.decide(weights(1))]
     assert sent == [("generator-0", weights(1, incarnation=1)), ("generator-1", weights(1, incarnation=2))]
-    assert not decider.decide(0.0, msg.WeightsLoaded("generator-0", 1, 0.1))
-    assert not decider.decide(0.0, msg.WeightsLoaded("generator-1", 0, 0.1, incarnation=2))
-    assert decider.decide(0.0, msg.WeightsLoaded("generator-1", 1, 0.1, incarnation=2))
+    assert not decider.decide(loaded(0, 1))
+    assert not decider.decide(loaded(1, 0, 2))
+    assert decider.decide(loaded(1, 1, 2))
 
 
 def test_a_join_may_arrive_before_the_departure_of_the_previous_incarnation() -> None:
     decider = recipe(questions=0)
-    list_loaded(decider, 0)
-    assert [send.to for send in decider.decide(0.0, joined("generator-1", 2))] == ["generator-1"]
-    decider.decide(0.0, msg.EngineLeft("generator-1", "killed", 1))
-    assert decider.state.engines["generator-1"].incarnation == 2
+    decider.publish(0)
+    assert [send.to for send in decider.decide(joined(1, 2))] == ["generator-1"]
+    decider.decide(msg.EngineLeft("generator-1", "killed", 1))
+    assert decider.recipe.state.engines["generator-1"].incarnation == 2
     with pytest.raises(msg.ProtocolError, match="had already left"):
-        decider.decide(0.0, joined("generator-1", 1))
+        decider.decide(joined(1, 1))
 
 
 def test_a_further_engine_may_join_at_any_time() -> None:
     decider = recipe(questions=0)
-    list_loaded(decider, 0)
-    assert [send.to for send in decider.decide(0.0, joined("generator-2", 1))] == ["generator-2"]
+    decider.publish(0)
+    assert [send.to for send in decider.decide(joined(2, 1))] == ["generator-2"]
 
 
 def test_repeated_messages_of_a_restarted_learner_count_once() -> None:
     decider = recipe(questions=0)
-    list_loaded(decider, 0)
-    assert len(decider.decide(0.0, msg.StepTrained(1, {}))) == 1
-    decider.decide(0.0, weights(1))
-    decider.decide(0.0, msg.WeightsLoaded("generator-0", 1, 0.1))
-    assert not decider.decide(0.0, msg.StepTrained(1, {}))
+    decider.publish(0)
+    assert len(decider.decide(msg.StepTrained(1, {}))) == 1
+    decider.decide(weights(1))
+    decider.decide(loaded(0, 1))
+    assert not decider.decide(msg.StepTrained(1, {}))
     again = replace(weights(1), path="/dev/shm/elsewhere")
-    assert [(send.to, send.message) for send in decider.decide(0.0, again)] == [
+    assert [(send.to, send.message) for send in decider.decide(again)] == [
         ("generator-1", replace(again, incarnation=1))
     ]
-    assert msg.StepRequested(2, 1) in [
-        send.message for send in decider.decide(0.0, msg.WeightsLoaded("generator-1", 1, 0.1))
-    ]
+    assert msg.StepRequested(2, 1) in [send.message for send in decider.decide(loaded(1, 1))]
 
 
 def test_a_version_that_was_trained_again_with_other_bits_is_sent_to_every_engine() -> None:
     decider = recipe(questions=0)
-    list_loaded(decider, 0)
-    decider.decide(0.0, weights(1))
-    decider.decide(0.0, msg.WeightsLoaded("generator-0", 1, 0.1))
+    decider.publish(0)
+    decider.decide(weights(1))
+    decider.decide(loaded(0, 1))
     again = replace(weights(1), digest="other")
-    assert [send.to for send in decider.decide(0.0, again)] == ["generator-0", "generator-1"]
-    assert not decider.decide(0.0, msg.WeightsLoaded("generator-1", 1, 0.1))
-    assert msg.StepRequested(2, 1) in [
-        send.message for send in decider.decide(0.0, msg.WeightsLoaded("generator-0", 1, 0.1))
-    ]
+    assert [send.to for send in decider.decide(again)] == ["generator-0", "generator-1"]
+    assert not decider.decide(loaded(1, 1))
+    assert msg.StepRequested(2, 1) in [send.message for send in decider.decide(loaded(0, 1))]
 
 
 @pytest.mark.parametrize(
     "event",
     [
-        msg.WeightsLoaded("generator-0", 7, 0.1),
-        msg.WeightsLoaded("generator-0", 0, 0.1, incarnation=2),
-        msg.WeightsLoaded("generator-7", 0, 0.1),
+        loaded(0, 7),
+        loaded(0, 0, 2),
+        loaded(7, 0),
         weights(-1),
         evaluated("end_greedy"),
     ],
 )
 def test_unexpected_messages_are_refused(event: msg.AnyMessage) -> None:
     decider = recipe()
-    decider.decide(0.0, weights(0))
-    decider.decide(0.0, msg.WeightsLoaded("generator-0", 0, 0.1))
-    before = decider.get_state_after(event)
+    decider.decide(weights(0))
+    decider.decide(loaded(0, 0))
+    before = decider.recipe.get_state_after(event)
     with pytest.raises(msg.ProtocolError):
-        decider.decide(0.0, event)
-    assert decider.get_state_after(event) == before
+        decider.decide(event)
+    assert decider.recipe.get_state_after(event) == before
 
 
 def record(recorder: Recorder, now: float, event: msg.AnyMessage) -> msg.MetricsRecorded:

@@ -1,14 +1,16 @@
 """Fixtures of the sandbox's tests: a sandbox of each backend, and a client for it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+import itertools
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asterism.bus.messages import AnswerSubmitted, CodeOk, CodeRequested
+from asterism.bus.messages import AnswerSubmitted, CodeOk, CodeOutcome, CodeRequested
 from asterism.configs.schema.machines import SandboxConfig as SandboxConfig
 from asterism.sandbox.contract import CodeResult, Grade, Isolation
 from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
@@ -17,19 +19,21 @@ from tests.processes import family, is_running
 
 PATIENCE = 40.0  # max_call_extension in tests: other programs of the machine change no outcome
 PARAMETERS = ["process", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])]
+_FIRST_TRAJECTORIES = itertools.count(0, 10_000)
 
 
 class Client:
-    """A client of one running sandbox. It numbers the calls of each trajectory."""
+    """A client of one running sandbox. It numbers the calls of each trajectory, which counts from `first`."""
 
-    def __init__(self, sandbox: ForkServerSandbox, isolation: Isolation) -> None:
+    def __init__(self, sandbox: ForkServerSandbox, isolation: Isolation, first: int = 0) -> None:
         self.sandbox = sandbox
         self.isolation = isolation
+        self._first = first
         self._calls: dict[int, int] = {}
 
     def _request(self, tool: Any, code: str, stdin: str, trajectory: int) -> CodeRequested:
         self._calls[trajectory] = number = self._calls.get(trajectory, -1) + 1
-        return CodeRequested(trajectory, number, tool, code, stdin)
+        return CodeRequested(self._first + trajectory, number, tool, code, stdin)
 
     async def program(self, code: str, stdin: str = "", trajectory: int = 0) -> CodeResult:
         return await self.sandbox.run(self._request("python_code_with_standard_io", code, stdin, trajectory))
@@ -46,8 +50,27 @@ class Client:
     async def grade(self, answer: str, truth: str) -> Grade:
         return await self.sandbox.grade(AnswerSubmitted(0, answer, truth))
 
+    async def end_all(self) -> None:
+        for trajectory in self._calls:
+            await self.sandbox.end_notebook(self._first + trajectory)
+
 
 StartSandbox = Callable[..., AbstractAsyncContextManager[Client]]
+
+
+@asynccontextmanager
+async def open_sandbox(backend: Any, test_limit_s: float | None = 120, **limits: Any) -> AsyncGenerator[Client]:
+    limits = {"max_call_extension": PATIENCE, **limits}
+    sandbox = make_sandbox(SandboxConfig(backend=backend, **limits), seed=7)
+    try:
+        client = Client(sandbox, await sandbox.start())
+        async with asyncio.timeout(test_limit_s):
+            yield client
+        started = family(*sandbox.server_pids)
+    finally:
+        await sandbox.close()
+    assert started, "the sandbox has no processes"
+    assert [pid for pid in started if is_running(pid)] == []
 
 
 @pytest.fixture(params=PARAMETERS)
@@ -56,22 +79,35 @@ def start_sandbox(request: pytest.FixtureRequest) -> StartSandbox:
 
     Raises TimeoutError after `test_limit_s`.
     """
+    return partial(open_sandbox, request.param)
 
-    @asynccontextmanager
-    async def start(test_limit_s: float = 120, **limits: Any) -> AsyncGenerator[Client]:
-        limits = {"max_call_extension": PATIENCE, **limits}
-        sandbox = make_sandbox(SandboxConfig(backend=request.param, **limits), seed=7)
-        client = Client(sandbox, await sandbox.start())
-        try:
-            async with asyncio.timeout(test_limit_s):
-                yield client
-            started = family(*sandbox.server_pids)
-        finally:
-            await sandbox.close()
-        assert started, "the sandbox has no processes"
-        assert [pid for pid in started if is_running(pid)] == []
 
-    return start
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.Runner]:
+    """Yield the event loop of the shared sandbox and of the tests that use it."""
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module", params=PARAMETERS)
+def shared_client(request: pytest.FixtureRequest, loop: asyncio.Runner) -> Iterator[Client]:
+    """Start a sandbox with the file's LIMITS for all tests of the file that use `client`."""
+    context = open_sandbox(request.param, None, **getattr(request.module, "LIMITS", {}))
+    yield loop.run(context.__aenter__())
+    loop.run(context.__aexit__(None, None, None))
+
+
+@pytest.fixture
+def client(shared_client: Client, loop: asyncio.Runner) -> Iterator[Client]:
+    """Make a client of the shared sandbox with trajectories of its own, and end its notebooks after the test."""
+    client = Client(shared_client.sandbox, shared_client.isolation, next(_FIRST_TRAJECTORIES))
+    yield client
+    loop.run(client.end_all())
+
+
+def get_text(result: CodeResult) -> str | CodeOutcome:
+    """Return the standard output of a success, or another outcome."""
+    return result.outcome.output.stdout if isinstance(result.outcome, CodeOk) else result.outcome
 
 
 def list_call_cgroups(server_pids: Sequence[int]) -> list[Path]:

@@ -91,24 +91,3 @@ except OSError:
         "ours.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [1]))])\nprint('right')",
     ),
 }
-
-# Every use of these resources fails. (number on x86-64, on arm64, arguments)
-_REFUSED = {
-    "inotify instances": (294, 26, "0"),
-    "keys": (248, 217, "b'user', b'greedy', b'x', 1, -3"),
-    "locked memory": (149, 228, "ctypes.create_string_buffer(1 << 16), 1 << 16"),
-    "bytes of message queues": (240, 180, "b'greedy', 66, 0o600, None"),
-    "user namespaces": (272, 97, "0x10000000"),
-    "fanotify groups": (300, 262, "0, 0"),
-    "asynchronous requests": (206, 0, "8, ctypes.create_string_buffer(8)"),
-    "rings": (425, 425, "8, ctypes.create_string_buffer(120)"),
-}
-REFUSED_COUNTERS = {
-    name: f"""
-import ctypes, os
-libc = ctypes.CDLL(None, use_errno=True)
-number = {x86} if os.uname().machine == "x86_64" else {arm}
-print(libc.syscall(number, {arguments}))
-"""
-    for name, (x86, arm, arguments) in _REFUSED.items()
-}

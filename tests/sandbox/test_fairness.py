@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from asterism.bus.messages import CodeOk, CodeOutcome, CodeTimedOut
+from asterism.bus.messages import CodeOutcome, CodeTimedOut
 from asterism.configs.schema.machines import SandboxConfig
 from asterism.sandbox.contract import CodeResult
 from asterism.sandbox.inside.wire.command import build_python_command
 from tests.processes import family
-from tests.sandbox.conftest import Client, StartSandbox, list_call_cgroups
+from tests.sandbox.conftest import Client, StartSandbox, get_text, list_call_cgroups
 from tests.sandbox.greedy import GREEDY, PREAMBLE, REPRESENTATIVES
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
@@ -85,9 +85,7 @@ async def test_a_refused_epoll_watch_fails_only_its_call(
 
 
 def get_texts(results: list[CodeResult]) -> list[str | CodeOutcome]:
-    return [
-        result.outcome.output.stdout if isinstance(result.outcome, CodeOk) else result.outcome for result in results
-    ]
+    return [get_text(result) for result in results]
 
 
 async def test_a_refused_fork_fails_only_its_call(start_scarce: StartSandbox) -> None:

@@ -3,19 +3,18 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from asterism.bus.messages import CodeOk, CodeRaised, CodeTimedOut, Output
 from asterism.configs.schema.machines import SandboxConfig as SandboxConfig
 from asterism.sandbox.contract import CodeResult, SandboxFailure
-from asterism.sandbox.select_backend import make_sandbox
-from tests.processes import family, is_running, wait_for_end
-from tests.sandbox.conftest import Client, StartSandbox
+from tests.processes import family, is_running
+from tests.sandbox.conftest import Client, StartSandbox, open_sandbox
+from tests.sandbox.executors import kill_an_executor
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
+LIMITS = {"grade_limit_s": 1.0, "concurrent_gradings": 4}
 
 
 async def test_calls_fail_once_when_their_fork_server_exits_and_the_next_call_runs(start_sandbox: StartSandbox) -> None:
@@ -43,12 +42,11 @@ async def test_a_fork_server_is_replaced_by_one_server_after_every_exit(start_sa
             assert len(client.sandbox.server_pids) == 1
 
 
-async def test_an_unreadable_ground_truth_is_an_infrastructure_failure(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox() as client:
-        with pytest.raises(SandboxFailure, match="ground truth cannot be read"):
-            await client.grade("x+1", "")
-        assert not (await client.grade("not a formula at all (", "x+1")).correct
-        assert (await client.grade("x+1", "1+x")).correct
+async def test_an_unreadable_ground_truth_is_an_infrastructure_failure(client: Client) -> None:
+    with pytest.raises(SandboxFailure, match="ground truth cannot be read"):
+        await client.grade("x+1", "")
+    assert not (await client.grade("not a formula at all (", "x+1")).correct
+    assert (await client.grade("x+1", "1+x")).correct
 
 
 async def test_queued_calls_run_after_the_exit_of_the_fork_server(start_sandbox: StartSandbox) -> None:
@@ -65,15 +63,14 @@ async def test_queued_calls_run_after_the_exit_of_the_fork_server(start_sandbox:
         assert {type(result.outcome) for result in answered} == {CodeOk}
 
 
-async def test_a_comparison_beyond_its_limits_is_wrong_and_delays_no_other_one(start_sandbox: StartSandbox) -> None:
+async def test_a_comparison_beyond_its_limits_is_wrong_and_delays_no_other_one(client: Client) -> None:
     bombs = ["(x+1)^{99999}+(x+2)^{99999}", "(x+y+z+w)^{900}", "(x+1)^{-3000}+(x+2)^{-3000}", "+".join(["x^{2}"] * 400)]
-    async with start_sandbox(grade_limit_s=1.0, concurrent_gradings=4) as client:
-        exploding = [asyncio.create_task(client.grade(bomb, "y+1")) for bomb in bombs]
-        assert (await client.grade("x+1", "1+x")).correct
-        assert not exploding[0].done()
-        assert [(await task).correct for task in exploding] == [False] * len(bombs)
-        with pytest.raises(SandboxFailure, match="ground truth exceeds the grader's limits"):
-            await client.grade("y", "{" * 1000 + "x" + "}" * 1000)
+    exploding = [asyncio.create_task(client.grade(bomb, "y+1")) for bomb in bombs]
+    assert (await client.grade("x+1", "1+x")).correct
+    assert not exploding[0].done()
+    assert [(await task).correct for task in exploding] == [False] * len(bombs)
+    with pytest.raises(SandboxFailure, match="ground truth exceeds the grader's limits"):
+        await client.grade("y", "{" * 1000 + "x" + "}" * 1000)
 
 
 async def test_gradings_succeed_after_a_grader_hangs_or_is_killed(start_sandbox: StartSandbox) -> None:
@@ -84,41 +81,11 @@ async def test_gradings_succeed_after_a_grader_hangs_or_is_killed(start_sandbox:
             assert (await client.grade("a+b", "b+a")).correct
 
 
-_HOLDER = """
-import asyncio, sys
-from asterism.bus.messages import CodeRequested
-from asterism.configs.schema.machines import SandboxConfig
-from asterism.sandbox.select_backend import make_sandbox
-
-async def hold():
-    sandbox = make_sandbox(SandboxConfig(backend="process", time_limit_s=500, namespaces=sys.argv[1]))
-    await sandbox.start()
-    def call(trajectory, tool, code):
-        return asyncio.create_task(sandbox.run(CodeRequested(trajectory, 0, tool, code, "")))
-    for trajectory in range(5):
-        await call(trajectory, "jupyter_code", "x = 1")
-    hostile = "import os, ctypes\\nctypes.CDLL(None).prctl(1, 0)\\nif os.fork(): os.setsid\\nwhile True: pass"
-    calls = [call(9, "python_code_with_standard_io", code) for code in ("while True: pass", hostile)]
-    await call(10, "python_code_with_standard_io", "1")
-    print(*sandbox.server_pids, flush=True)
-    await asyncio.gather(*calls)
-
-asyncio.run(hold())
-"""
-
-
 def test_no_process_of_the_sandbox_outlives_its_executor() -> None:
     """The executor has open notebooks, an endless loop, and code that reset its parent-death signal."""
-    with subprocess.Popen([sys.executable, "-c", _HOLDER, "auto"], stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        servers = [int(pid) for pid in holder.stdout.readline().split()]
-        started = family(*servers)
-        assert len(started) >= 1 + 1 + 5 + 3  # namespace parent, fork server, notebooks, loops
-        pidfds = [os.pidfd_open(pid) for pid in started]
-        holder.kill()
-    for pidfd in pidfds:
-        wait_for_end(pidfd)
-    assert [pid for pid in started if is_running(pid)] == []
+    hostile = "import os, ctypes\nctypes.CDLL(None).prctl(1, 0)\nif os.fork(): os.setsid\nwhile True: pass"
+    left = kill_an_executor(["x = 1"] * 5, ["while True: pass", hostile], backend="process", time_limit_s=500)
+    assert len(left.processes) >= 1 + 1 + 5 + 3  # namespace parent, fork server, notebooks, loops
 
 
 async def test_a_sandbox_without_namespaces_runs_and_reports_them_as_missing(start_sandbox: StartSandbox) -> None:
@@ -154,17 +121,11 @@ async def test_without_namespaces_the_end_of_other_calls_does_not_kill_a_daemon(
         assert (await call).outcome == CodeOk(Output(""))
 
 
-def test_a_failed_start_reports_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def start() -> None:
-        sandbox = make_sandbox(SandboxConfig(backend="process", namespaces="required"))
-        try:
-            await sandbox.start()
-        finally:
-            await sandbox.close()
-
+async def test_a_failed_start_reports_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asterism.sandbox.pool.fork_server_client._MODULE", "sandbox.no_such_module")
     with pytest.raises(SandboxFailure, match="exited while it started"):
-        asyncio.run(start())
+        async with open_sandbox("process", namespaces="required"):
+            pass
 
 
 def _find_fork_server(client: Client) -> int:

@@ -7,20 +7,17 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from asterism.bus.messages import CodeOk, CodeRaised, Output
-from asterism.configs.schema.machines import SandboxConfig
 from asterism.sandbox.hosts import local_host
 from asterism.sandbox.inside.wire.command import list_standard_folders
-from asterism.sandbox.select_backend import make_sandbox
-from tests.processes import family, is_running
-from tests.sandbox.conftest import PATIENCE, Client
+from tests.sandbox.conftest import open_sandbox
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 _NOT_COPIED = ("test", "tests", "site-packages", "dist-packages", "config-*", "idlelib", "ensurepip", "__pycache__")
@@ -81,16 +78,7 @@ def below_tmp(request: pytest.FixtureRequest, copied_prefix: Path, monkeypatch: 
     return BelowTmp(copied_prefix, packages, visible, sorted(shown))
 
 
-@asynccontextmanager
-async def _start() -> AsyncGenerator[Client]:
-    limits = {"max_call_extension": PATIENCE, "file_mib": 4, "fork_servers": 1, "spare_notebooks": 1}
-    sandbox = make_sandbox(SandboxConfig(backend="process", namespaces="required", **limits), seed=7)  # pyright: ignore
-    try:
-        yield Client(sandbox, await sandbox.start())
-        started = family(*sandbox.server_pids)
-    finally:
-        await sandbox.close()
-    assert [pid for pid in started if is_running(pid)] == []
+_start = partial(open_sandbox, "process", namespaces="required", file_mib=4, fork_servers=1, spare_notebooks=1)
 
 
 async def test_programs_and_cells_write_to_a_tmp_with_only_the_interpreter(below_tmp: BelowTmp) -> None:

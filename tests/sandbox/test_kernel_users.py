@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from asterism.bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory
+from asterism.bus.messages import CodeOutcome, CodeOutOfMemory
+from asterism.sandbox.contract import SandboxFailure
 from asterism.sandbox.isolation import format_isolation
 from tests.processes import family
-from tests.sandbox.conftest import Client, StartSandbox
-from tests.sandbox.kernel_counters import COUNTERS, REFUSED_COUNTERS
+from tests.sandbox.conftest import Client, StartSandbox, get_text
+from tests.sandbox.kernel_counters import COUNTERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 LIMITS: dict[str, Any] = {"time_limit_s": 8.0, "max_processes": 16, "spare_notebooks": 2}
@@ -33,15 +34,11 @@ def share_users(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"{module}.may_map_users", refuse)
 
 
-def get_text(outcome: CodeOutcome) -> str | CodeOutcome:
-    return outcome.output.stdout if isinstance(outcome, CodeOk) else outcome
-
-
 async def run_innocents(client: Client, code: str) -> list[str | CodeOutcome]:
     """Run the code as programs, in a new notebook, and in a notebook that is older than the greedy ones."""
     results = [await client.program(code) for _ in range(4)]
     results += [await client.cell(code, 500), await client.cell(code, 1)]
-    return [get_text(result.outcome) for result in results]
+    return [get_text(result) for result in results]
 
 
 def list_kernel_users(client: Client) -> list[int]:
@@ -78,43 +75,39 @@ def count_watches(pid: int) -> int:
     return 0
 
 
-async def test_each_call_and_each_fork_server_has_its_own_kernel_user(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox(**LIMITS) as client:
-        assert client.isolation.kernel_users
-        assert "; kernel users: one per call; " in format_isolation(client.isolation)
-        cells = [
-            client.printed("import os\nkept = os.fork() or os._exit(0)\nos.getuid()", number) for number in range(4)
-        ]
-        assert await asyncio.gather(*cells) == ["65534\n"] * 4  # this user has no number inside
-        users = list_kernel_users(client)
-        assert len(users) == len(set(users)) >= 6
-        assert min(users) >= 2_500_000_000
+async def test_each_call_and_each_fork_server_has_its_own_kernel_user(client: Client) -> None:
+    assert client.isolation.kernel_users
+    assert "; kernel users: one per call; " in format_isolation(client.isolation)
+    cells = [client.printed("import os\nkept = os.fork() or os._exit(0)\nos.getuid()", number) for number in range(4)]
+    assert await asyncio.gather(*cells) == ["65534\n"] * 4  # this user has no number inside
+    async with asyncio.timeout(30):
+        while len(users := list_kernel_users(client)) != len(set(users)):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)  # a spare notebook gets its user after its fork
+    assert len(users) >= 6
+    assert min(users) >= 2_500_000_000
 
 
 @pytest.mark.parametrize("counter", COUNTERS)
-async def test_an_idle_notebook_takes_no_resource_that_the_kernel_counts_by_user(
-    start_sandbox: StartSandbox, counter: str
-) -> None:
+async def test_an_idle_notebook_takes_no_resource_that_the_kernel_counts_by_user(client: Client, counter: str) -> None:
     greedy, innocent = COUNTERS[counter]
-    async with start_sandbox(**LIMITS) as client:
-        assert await run_innocents(client, innocent) == ["right\n"] * 6
-        servers = client.sandbox.server_pids
-        for number in range(NUM_NOTEBOOKS):
-            assert int(await client.printed(greedy, 100 + number)) > 10
-        assert await run_innocents(client, innocent) == ["right\n"] * 6
-        assert client.sandbox.server_pids == servers
+    assert await run_innocents(client, innocent) == ["right\n"] * 6
+    servers = client.sandbox.server_pids
+    for number in range(NUM_NOTEBOOKS):
+        assert int(await client.printed(greedy, 100 + number)) > 10
+    assert await run_innocents(client, innocent) == ["right\n"] * 6
+    assert client.sandbox.server_pids == servers
 
 
 @pytest.mark.parametrize("counter", COUNTERS)
-async def test_a_running_program_takes_no_resource_that_the_kernel_counts_by_user(
-    start_sandbox: StartSandbox, counter: str
-) -> None:
+async def test_a_running_program_takes_no_resource_that_the_kernel_counts_by_user(client: Client, counter: str) -> None:
     greedy, innocent = COUNTERS[counter]
-    async with start_sandbox(**LIMITS) as client:
-        programs = [asyncio.create_task(client.program(greedy + "\nimport time\ntime.sleep(4)")) for _ in range(5)]
-        await client.program("import time\ntime.sleep(1)")  # the programs hold all units by then
-        assert await run_innocents(client, innocent) == ["right\n"] * 6
-        await asyncio.gather(*programs)  # raises SandboxFailure if one fails
+    programs = [asyncio.create_task(client.program(greedy + "\nimport time\ntime.sleep(600)")) for _ in range(5)]
+    await client.program("import time\ntime.sleep(1)")  # the programs hold all units by then
+    assert await run_innocents(client, innocent) == ["right\n"] * 6
+    for program in programs:
+        program.cancel()
+    ends = await asyncio.gather(*programs, return_exceptions=True)
+    assert [end for end in ends if isinstance(end, SandboxFailure)] == []
 
 
 @pytest.mark.nightly
@@ -133,12 +126,6 @@ async def test_many_notebooks_leave_epoll_watches_for_the_fork_server(start_sand
         assert await run_innocents(client, innocent) == ["right\n"] * 6
         assert client.sandbox.server_pids == servers
         assert sum(map(count_watches, family(*servers))) >= taken > most_of_user  # no notebook has lost a watch
-
-
-@pytest.mark.parametrize("name", REFUSED_COUNTERS)
-async def test_every_use_of_a_refused_resource_fails(start_sandbox: StartSandbox, name: str) -> None:
-    async with start_sandbox(**LIMITS) as client:
-        assert get_text((await client.program(REFUSED_COUNTERS[name])).outcome) == "-1\n"
 
 
 @pytest.mark.usefixtures("share_users")
@@ -163,6 +150,6 @@ async def test_greedy_notebooks_are_killed_if_calls_share_a_user(start_sandbox: 
         servers = client.sandbox.server_pids
         for number in range(NUM_NOTEBOOKS):
             await client.cell(greedy, 100 + number)
-            await asyncio.sleep(0.5)  # time for the fork server to check the idle notebook
+        await asyncio.sleep(0.5)  # time for the fork server to check the idle notebooks
         assert await run_innocents(client, innocent) == ["right\n"] * 6
         assert client.sandbox.server_pids == servers

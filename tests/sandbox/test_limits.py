@@ -76,18 +76,16 @@ async def run_and_read(client: Client, code: str, stdin: str = "") -> str:
 
 
 @pytest.mark.parametrize("imports", ["", "import numpy, sympy\n"])
-async def test_common_libraries_work(start_sandbox: StartSandbox, imports: str) -> None:
-    async with start_sandbox() as client:
-        assert await run_and_read(client, imports + textwrap.dedent(COMMON_LIBRARIES), "the input") == "the input"
+async def test_common_libraries_work(client: Client, imports: str) -> None:
+    assert await run_and_read(client, imports + textwrap.dedent(COMMON_LIBRARIES), "the input") == "the input"
 
 
-async def test_the_input_is_an_unnamed_file_of_the_call(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox() as client:
-        code = "import os\nprint(os.fstat(0).st_nlink, os.lseek(0, 0, 2), os.listdir())"
-        assert await run_and_read(client, code, "x" * 100_000) == "0 100000 []\n"
-        outcome = (await client.program("import os\nos.memfd_create('x')")).outcome
-        assert isinstance(outcome, CodeRaised)
-        assert outcome.error.startswith("PermissionError")
+async def test_the_input_is_an_unnamed_file_of_the_call(client: Client) -> None:
+    code = "import os\nprint(os.fstat(0).st_nlink, os.lseek(0, 0, 2), os.listdir())"
+    assert await run_and_read(client, code, "x" * 100_000) == "0 100000 []\n"
+    outcome = (await client.program("import os\nos.memfd_create('x')")).outcome
+    assert isinstance(outcome, CodeRaised)
+    assert outcome.error.startswith("PermissionError")
 
 
 async def test_a_call_without_namespaces_cannot_read_or_write_files_of_the_machine(start_sandbox: StartSandbox) -> None:

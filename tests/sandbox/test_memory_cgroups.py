@@ -1,10 +1,6 @@
 """A call's memory cgroup counts memory that the sizes of its processes do not show. The tests count outcomes."""
 
 import asyncio
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +9,8 @@ from asterism.bus.messages import CodeCrashed, CodeOk, CodeOutOfMemory
 from asterism.bus.process.scratch_lock import remove_stale_scratch
 from asterism.sandbox.hosts import local_host
 from asterism.sandbox.isolation import format_isolation
-from tests.processes import family, wait_for_end
 from tests.sandbox.conftest import Client, StartSandbox, list_call_cgroups
+from tests.sandbox.executors import kill_an_executor
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 MIB = 1 << 20
@@ -36,22 +32,6 @@ block = b"x" * (47 << 20)
 while time.process_time() < 0.25:
     pass
 print(len(block))
-"""
-
-EXECUTOR = """
-import asyncio
-from asterism.bus.messages import CodeRequested
-from asterism.configs.schema.machines import SandboxConfig
-from asterism.sandbox.select_backend import make_sandbox
-
-async def main():
-    sandbox = make_sandbox(SandboxConfig(backend="process", fork_servers=1))
-    await sandbox.start()
-    await sandbox.run(CodeRequested(0, 0, "jupyter_code", "import os, time; os.fork()", ""))
-    print(sandbox.server_pids, flush=True)
-    await asyncio.sleep(60)
-
-asyncio.run(main())
 """
 
 
@@ -128,16 +108,9 @@ async def test_without_permission_for_cgroups_the_fork_servers_measure_memory(
 
 
 def test_the_cgroups_of_a_killed_executor_are_removed_at_the_next_start() -> None:
-    with subprocess.Popen([sys.executable, "-c", EXECUTOR], stdout=subprocess.PIPE, text=True) as executor:
-        assert executor.stdout is not None
-        servers = json.loads(executor.stdout.readline())
-        folders = {cgroup.parent.parent for cgroup in list_call_cgroups(servers)}
-        processes = [os.pidfd_open(pid) for pid in family(*servers)]
-        executor.kill()
-    for pidfd in processes:
-        wait_for_end(pidfd)
+    folders = kill_an_executor(["import os, time; os.fork()"], [], backend="process", fork_servers=1).cgroups
     if not folders:
         pytest.skip("this machine does not allow cgroups for calls")
-    assert [folder.exists() for folder in folders] == [True]
+    assert [Path(folder).exists() for folder in folders] == [True]
     remove_stale_scratch()
-    assert [folder.exists() for folder in folders] == [False]
+    assert [Path(folder).exists() for folder in folders] == [False]

@@ -12,11 +12,12 @@ from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
 from asterism.sandbox.hosts.docker.docker_host import ContainerHost
 from asterism.sandbox.hosts.local_host import LocalHost
 from tests.processes import family, wait_for_end
-from tests.sandbox.conftest import StartSandbox
+from tests.sandbox.conftest import Client, StartSandbox
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
 LIMIT_S = 0.6
+LIMITS = {"time_limit_s": LIMIT_S}
 # State that a rerun cannot reproduce: a time, and the address of an object.
 SETUP = "import time\nt = time.time_ns()\nkept = [object()]"
 INSPECT = "t, id(kept[0]), len(kept)"
@@ -49,17 +50,16 @@ ENDINGS: dict[str, tuple[str, CodeOutcome | type[CodeOutcome]]] = {
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-async def test_the_state_after_a_crashed_cell_is_the_state_before_it(start_sandbox: StartSandbox, name: str) -> None:
+async def test_the_state_after_a_crashed_cell_is_the_state_before_it(client: Client, name: str) -> None:
     code, ending = ENDINGS[name]
     dies = f"import sys\nprint('out')\nprint('err', file=sys.stderr)\nkept.append('lost')\nt = 0\n{code}"
-    async with start_sandbox(time_limit_s=LIMIT_S) as client:
-        await client.printed(SETUP)
-        before = await client.printed(INSPECT)
-        for _ in range(2):
-            outcome = (await client.cell(dies)).outcome
-            assert isinstance(outcome, ending) if isinstance(ending, type) else outcome == ending
-            assert await client.printed(INSPECT) == before
-        assert await client.printed("kept.append(1)\nlen(kept)") == "2\n"
+    await client.printed(SETUP)
+    before = await client.printed(INSPECT)
+    for _ in range(2):
+        outcome = (await client.cell(dies)).outcome
+        assert isinstance(outcome, ending) if isinstance(ending, type) else outcome == ending
+        assert await client.printed(INSPECT) == before
+    assert await client.printed("kept.append(1)\nlen(kept)") == "2\n"
 
 
 async def test_the_state_after_a_crashed_cell_is_exact_without_namespaces(start_sandbox: StartSandbox) -> None:
@@ -98,80 +98,75 @@ async def test_effects_before_an_error_in_a_cell_stay(start_sandbox: StartSandbo
     ],
 )
 async def test_a_cell_that_damages_its_notebook_loses_no_variables_and_affects_no_other_notebook(
-    start_sandbox: StartSandbox, harm: str
+    client: Client, harm: str
 ) -> None:
-    async with start_sandbox(time_limit_s=LIMIT_S) as client:
-        if not client.isolation.namespaces:
-            pytest.fail("this suite needs namespaces")
-        await client.printed(SETUP, trajectory=1)
-        neighbour = await client.printed(INSPECT, trajectory=1)
-        await client.printed("x = 1\nnames = ['kept']")
-        await client.printed("y = x + 1")
-        outcome = (await client.cell(f"import os\nnames.append('lost')\n{harm}")).outcome
-        assert isinstance(outcome, CodeCrashed | CodeTimedOut)
-        assert await client.printed("x, y, names") == "(1, 2, ['kept'])\n"
-        assert await client.printed(INSPECT, trajectory=1) == neighbour
+    if not client.isolation.namespaces:
+        pytest.fail("this suite needs namespaces")
+    await client.printed(SETUP, trajectory=1)
+    neighbour = await client.printed(INSPECT, trajectory=1)
+    await client.printed("x = 1\nnames = ['kept']")
+    await client.printed("y = x + 1")
+    outcome = (await client.cell(f"import os\nnames.append('lost')\n{harm}")).outcome
+    assert isinstance(outcome, CodeCrashed | CodeTimedOut)
+    assert await client.printed("x, y, names") == "(1, 2, ['kept'])\n"
+    assert await client.printed(INSPECT, trajectory=1) == neighbour
 
 
-async def test_a_cell_that_kills_only_its_checkpoint_continues(start_sandbox: StartSandbox) -> None:
+async def test_a_cell_that_kills_only_its_checkpoint_continues(client: Client) -> None:
     kills = "for pid in range(2, 64):\n    if pid != os.getpid():\n        try: os.kill(pid, 9)\n        except OSError: pass\n"
-    async with start_sandbox() as client:
-        await client.printed(f"import os\n{SETUP}")
-        before = await client.printed(INSPECT)
-        for _ in range(3):
-            await client.printed(kills)
-            assert await client.printed(INSPECT) == before
-        assert isinstance((await client.cell("os._exit(1)")).outcome, CodeCrashed)
+    await client.printed(f"import os\n{SETUP}")
+    before = await client.printed(INSPECT)
+    for _ in range(3):
+        await client.printed(kills)
         assert await client.printed(INSPECT) == before
+    assert isinstance((await client.cell("os._exit(1)")).outcome, CodeCrashed)
+    assert await client.printed(INSPECT) == before
 
 
-async def test_cells_without_a_checkpoint_are_replayed(start_sandbox: StartSandbox) -> None:
+async def test_cells_without_a_checkpoint_are_replayed(client: Client) -> None:
     """Pure cells make no checkpoint; the cells before them make one."""
-    async with start_sandbox(time_limit_s=LIMIT_S) as client:
-        await client.printed(SETUP)
-        before = await client.printed(INSPECT)
-        await client.printed("x = 0\nwords = []")
-        for number in range(20):
-            await client.printed(f"x += {number}\nlast = f'{{x:>5}}'")
-        assert isinstance((await client.cell("x = 1 / 0")).outcome, CodeRaised)
-        assert isinstance((await client.cell("x = -1\nsum(range(10 ** 12))")).outcome, CodeTimedOut)
-        assert await client.printed("x, last") == "(190, '  190')\n"
-        assert await client.printed(INSPECT) == before
-        assert isinstance((await client.cell("exit()")).outcome, CodeCrashed)
-        assert await client.printed("x, last, len(words)") == "(190, '  190', 0)\n"
-        assert await client.printed(INSPECT) == before
+    await client.printed(SETUP)
+    before = await client.printed(INSPECT)
+    await client.printed("x = 0\nwords = []")
+    for number in range(20):
+        await client.printed(f"x += {number}\nlast = f'{{x:>5}}'")
+    assert isinstance((await client.cell("x = 1 / 0")).outcome, CodeRaised)
+    assert isinstance((await client.cell("x = -1\nsum(range(10 ** 12))")).outcome, CodeTimedOut)
+    assert await client.printed("x, last") == "(190, '  190')\n"
+    assert await client.printed(INSPECT) == before
+    assert isinstance((await client.cell("exit()")).outcome, CodeCrashed)
+    assert await client.printed("x, last, len(words)") == "(190, '  190', 0)\n"
+    assert await client.printed(INSPECT) == before
 
 
-async def test_a_long_notebook_continues_after_many_crashed_cells(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox() as client:
-        await client.printed(SETUP + "\nimport os, math\ntotal = 0\ndef add(n):\n    global total\n    total += n")
-        before = await client.printed(INSPECT)
-        for number in range(30):
-            await client.printed(f"add({number})" if number % 2 else f"total += {number}")
-            if number % 3 == 0:
-                assert isinstance((await client.cell("add(1000)\nos._exit(1)")).outcome, CodeCrashed)
-        assert await client.printed("total") == f"{sum(range(30))}\n"
-        assert await client.printed(INSPECT) == before
+async def test_a_long_notebook_continues_after_many_crashed_cells(client: Client) -> None:
+    await client.printed(SETUP + "\nimport os, math\ntotal = 0\ndef add(n):\n    global total\n    total += n")
+    before = await client.printed(INSPECT)
+    for number in range(30):
+        await client.printed(f"add({number})" if number % 2 else f"total += {number}")
+        if number % 3 == 0:
+            assert isinstance((await client.cell("add(1000)\nos._exit(1)")).outcome, CodeCrashed)
+    assert await client.printed("total") == f"{sum(range(30))}\n"
+    assert await client.printed(INSPECT) == before
 
 
-async def test_processes_of_a_crashed_cell_are_killed_and_earlier_ones_continue(start_sandbox: StartSandbox) -> None:
+async def test_processes_of_a_crashed_cell_are_killed_and_earlier_ones_continue(client: Client) -> None:
     daemon = (
         "import os, ctypes, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork(): os._exit(0)\n"
         "    ctypes.CDLL(None).prctl(15, b'{name}')\n    time.sleep(600)\nos.wait()\n"
     )
-    async with start_sandbox(time_limit_s=LIMIT_S) as client:
-        await client.printed(daemon.format(name="before"))
-        await client.printed(SETUP)
-        before = await client.printed(INSPECT)
-        for end in ("while True: pass", "os._exit(1)"):
-            outcome = (await client.cell(f"{daemon.format(name='lost')}{end}")).outcome
-            assert isinstance(outcome, CodeTimedOut | CodeCrashed)
-            # The processes are killed before the answer, but may still be exiting.
-            for pidfd in open_pidfds(client.sandbox, "lost"):
-                wait_for_end(pidfd)
-            (pidfd,) = open_pidfds(client.sandbox, "before")
-            os.close(pidfd)
-        assert await client.printed(INSPECT) == before
+    await client.printed(daemon.format(name="before"))
+    await client.printed(SETUP)
+    before = await client.printed(INSPECT)
+    for end in ("while True: pass", "os._exit(1)"):
+        outcome = (await client.cell(f"{daemon.format(name='lost')}{end}")).outcome
+        assert isinstance(outcome, CodeTimedOut | CodeCrashed)
+        # The processes are killed before the answer, but may still be exiting.
+        for pidfd in open_pidfds(client.sandbox, "lost"):
+            wait_for_end(pidfd)
+        (pidfd,) = open_pidfds(client.sandbox, "before")
+        os.close(pidfd)
+    assert await client.printed(INSPECT) == before
 
 
 async def test_a_child_process_stays_with_the_notebook_until_it_is_reaped(start_sandbox: StartSandbox) -> None:
@@ -188,37 +183,34 @@ async def test_a_child_process_stays_with_the_notebook_until_it_is_reaped(start_
         assert await client.printed("child.communicate('again')[0]") == "'again\\n'\n"
 
 
-async def test_threads_timers_and_the_process_id_persist_between_cells(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox() as client:
-        await client.printed("import os, signal, threading\npid = os.getpid()\nstop = threading.Event()")
-        await client.printed("waiting = threading.Thread(target=stop.wait)\nwaiting.start()")
-        await client.printed("import math")
-        assert await client.printed("waiting.is_alive(), threading.active_count()") == "(True, 2)\n"
-        assert isinstance((await client.cell("os._exit(1)")).outcome, CodeCrashed)
-        assert await client.printed("waiting.is_alive(), threading.active_count()") == "(True, 2)\n"
-        await client.printed("stop.set()\nwaiting.join()")
-        await client.printed("pid = os.getpid()\nsignal.signal(signal.SIGALRM, signal.default_int_handler)")
-        await client.printed("signal.setitimer(signal.ITIMER_REAL, 1000)")
-        assert await client.printed("import math\nsignal.getitimer(signal.ITIMER_REAL)[0] > 0") == "True\n"
-        assert await client.printed("os.getpid() == pid") == "True\n"
+async def test_threads_timers_and_the_process_id_persist_between_cells(client: Client) -> None:
+    await client.printed("import os, signal, threading\npid = os.getpid()\nstop = threading.Event()")
+    await client.printed("waiting = threading.Thread(target=stop.wait)\nwaiting.start()")
+    await client.printed("import math")
+    assert await client.printed("waiting.is_alive(), threading.active_count()") == "(True, 2)\n"
+    assert isinstance((await client.cell("os._exit(1)")).outcome, CodeCrashed)
+    assert await client.printed("waiting.is_alive(), threading.active_count()") == "(True, 2)\n"
+    await client.printed("stop.set()\nwaiting.join()")
+    await client.printed("pid = os.getpid()\nsignal.signal(signal.SIGALRM, signal.default_int_handler)")
+    await client.printed("signal.setitimer(signal.ITIMER_REAL, 1000)")
+    assert await client.printed("import math\nsignal.getitimer(signal.ITIMER_REAL)[0] > 0") == "True\n"
+    assert await client.printed("os.getpid() == pid") == "True\n"
 
 
-async def test_a_checkpoint_is_not_a_child_of_the_code(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox() as client:
-        await client.printed("import os, math")
-        for code in ("os.wait()", "os.waitpid(-1, 0)"):
-            outcome = (await client.cell(code)).outcome
-            assert isinstance(outcome, CodeRaised)
-            assert outcome.error == "ChildProcessError: [Errno 10] No child processes"
+async def test_a_checkpoint_is_not_a_child_of_the_code(client: Client) -> None:
+    await client.printed("import os, math")
+    for code in ("os.wait()", "os.waitpid(-1, 0)"):
+        outcome = (await client.cell(code)).outcome
+        assert isinstance(outcome, CodeRaised)
+        assert outcome.error == "ChildProcessError: [Errno 10] No child processes"
 
 
-async def test_signals_to_a_crashed_cell_are_not_sent_to_the_next_cell(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox() as client:
-        await client.printed("import os, signal\nseen = []\nsignal.signal(signal.SIGTERM, lambda *_: seen.append(1))")
-        outcome = (await client.cell("os.kill(-1, 15)\nos.kill(os.getpid(), 15)\nprint(seen)\nos._exit(1)")).outcome
-        assert outcome == CodeCrashed(Output("[1]\n"), 1)
-        assert await client.printed("seen") == "[]\n"
-        assert await client.printed("os.kill(os.getpid(), signal.SIGTERM)\nseen") == "[1]\n"
+async def test_signals_to_a_crashed_cell_are_not_sent_to_the_next_cell(client: Client) -> None:
+    await client.printed("import os, signal\nseen = []\nsignal.signal(signal.SIGTERM, lambda *_: seen.append(1))")
+    outcome = (await client.cell("os.kill(-1, 15)\nos.kill(os.getpid(), 15)\nprint(seen)\nos._exit(1)")).outcome
+    assert outcome == CodeCrashed(Output("[1]\n"), 1)
+    assert await client.printed("seen") == "[]\n"
+    assert await client.printed("os.kill(os.getpid(), signal.SIGTERM)\nseen") == "[1]\n"
 
 
 async def test_memory_of_a_checkpoint_does_not_count_as_memory_of_the_cell(start_sandbox: StartSandbox) -> None:

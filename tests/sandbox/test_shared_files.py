@@ -7,9 +7,10 @@ from typing import NamedTuple
 import pytest
 
 from asterism.bus.messages import CodeOk, CodeOutcome, CodeRaised
-from tests.sandbox.conftest import StartSandbox
+from tests.sandbox.conftest import Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
+LIMITS = {"time_limit_s": 8.0, "spare_notebooks": 2}
 FILES = (
     *("os.__file__", "'/usr'", "'/'", "'/dev'", "'/dev/null'", "'/dev/full'", "'/dev/zero'", "'/dev/random'"),
     "'/dev/urandom'",
@@ -85,17 +86,16 @@ def get_text(outcome: CodeOutcome) -> str:
 
 
 @pytest.mark.parametrize("channel", CHANNELS)
-async def test_a_shared_file_passes_no_bit_to_another_call(start_sandbox: StartSandbox, channel: str) -> None:
+async def test_a_shared_file_passes_no_bit_to_another_call(client: Client, channel: str) -> None:
     send, receive = CHANNELS[channel]
-    async with start_sandbox(time_limit_s=8.0, spare_notebooks=2) as client:
-        for number, file in enumerate(FILES):
-            begin = f"import os\npath = {file}" + PREAMBLE
-            reader = begin + f"print({receive})"
-            before = get_text((await client.program(reader)).outcome)
-            sent = (await client.cell(begin + send, 100 + number)).outcome
-            assert get_text(sent) == "" or "Error" not in get_text(sent), file
-            assert get_text((await client.program(reader)).outcome) == before, file
-            assert before.startswith("["), before
+    for number, file in enumerate(FILES):
+        begin = f"import os\npath = {file}" + PREAMBLE
+        reader = begin + f"print({receive})"
+        before = get_text((await client.program(reader)).outcome)
+        sent = (await client.cell(begin + send, 100 + number)).outcome
+        assert get_text(sent) == "" or "Error" not in get_text(sent), file
+        assert get_text((await client.program(reader)).outcome) == before, file
+        assert before.startswith("["), before
 
 
 ASK_FOR_LOCKS = """
@@ -123,15 +123,14 @@ os.wait()
 
 
 async def test_lock_inquiries_about_own_files_get_the_answers_of_the_kernel(
-    start_sandbox: StartSandbox, tmp_path_factory: pytest.TempPathFactory
+    client: Client, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("plain")
     plain = subprocess.run(  # noqa: ASYNC221
         [sys.executable, "-c", ASK_FOR_LOCKS], cwd=folder, capture_output=True, text=True, check=True
     )
     assert plain.stdout.count("\n") == 11
-    async with start_sandbox(time_limit_s=8.0) as client:
-        assert get_text((await client.program(ASK_FOR_LOCKS)).outcome) == plain.stdout
+    assert get_text((await client.program(ASK_FOR_LOCKS)).outcome) == plain.stdout
 
 
 SQLITE = """
@@ -159,6 +158,5 @@ os.wait()
 """
 
 
-async def test_sqlite_recovers_journals_and_keeps_write_ahead_logs(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox(time_limit_s=8.0) as client:
-        assert get_text((await client.program(SQLITE)).outcome) == "True [(1,)]\n('wal',)\n[(2,)]\n"
+async def test_sqlite_recovers_journals_and_keeps_write_ahead_logs(client: Client) -> None:
+    assert get_text((await client.program(SQLITE)).outcome) == "True [(1,)]\n('wal',)\n[(2,)]\n"

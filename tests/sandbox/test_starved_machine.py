@@ -76,8 +76,8 @@ async def test_no_innocent_call_on_a_starved_machine_is_a_models_mistake(start_s
 async def test_endless_code_next_to_endless_code_is_the_models_mistake(start_sandbox: StartSandbox) -> None:
     """The sandbox's own load is not load from outside."""
     async with start_sandbox(time_limit_s=0.5, fork_servers=2) as client:
-        ends = await run_all(client, ENDLESS, 8)
-    assert ends == {(name, CodeTimedOut.__name__): 16 for name in ENDLESS}
+        ends = await run_all(client, ENDLESS, 4)
+    assert ends == {(name, CodeTimedOut.__name__): 8 for name in ENDLESS}
 
 
 @pytest.mark.parametrize("num_starved", [1, 2])

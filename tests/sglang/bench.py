@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -111,11 +111,3 @@ class SGLangBench:
             connect=self._connect,
             load_poll_s=0.05,
         )
-
-
-def with_client(loop: asyncio.Runner, shared: SharedServer, scene: Callable[[SGLangClient], Awaitable[None]]) -> None:
-    async def play() -> None:
-        async with SGLangClient(shared.server.url) as client:
-            await scene(client)
-
-    loop.run(play())

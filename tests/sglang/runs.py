@@ -11,7 +11,15 @@ from typing import Any
 
 from asterism.actors.generator import REPORT_INTERVAL_S
 from asterism.configs.run_folder import RunFolder
-from tests.actors.runs.running import metrics, read_conserved_summary, read_log_entries, read_token_versions, wait_until
+from tests.actors.runs.running import (
+    finish,
+    launch,
+    metrics,
+    read_conserved_summary,
+    read_log_entries,
+    read_token_versions,
+    wait_until,
+)
 from tests.processes import is_running, processes_that_name
 from tests.sglang.environment import PYTHON
 
@@ -27,6 +35,18 @@ OWN_SERVER = (
     *(*_ENGINE, *_SHORT, f'sglang.python="{PYTHON}"'),
     'sglang.arguments=["--enable-deterministic-inference"]',
 )
+
+
+@contextlib.contextmanager
+def running(runs: Path, *settings: str) -> Iterator[tuple[subprocess.Popen[str], RunFolder]]:
+    """Launch a run, and wait at the end of the block until it has succeeded."""
+    with launch(runs, *settings) as process:
+        try:
+            yield process, RunFolder(runs / "demo")
+            output = finish(process, PATIENCE_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0, output
 
 
 def attach_to(url: str) -> tuple[str, ...]:

@@ -4,7 +4,8 @@ in which the server is killed."""
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,15 +29,7 @@ from asterism.engine.sglang.weights.adapters import AdapterTransport
 from asterism.engine.sglang.weights.checksums import ChecksumRegistry
 from asterism.engine.sglang.weights.transports import TensorTransport
 from asterism.engine.weight_transfer.weight_layout import get_layout
-from tests.actors.runs.running import (
-    finish,
-    from_cold_start_of,
-    launch,
-    list_process_ids,
-    metrics,
-    read_log_entries,
-    wait_until,
-)
+from tests.actors.runs.running import from_cold_start_of, list_process_ids, metrics, read_log_entries, wait_until
 from tests.engine.contract.bench import learners_logprobs, request
 from tests.engine.learner.adapters.adapted_models import merge_adapters
 from tests.processes import family
@@ -48,6 +41,7 @@ from tests.sglang.runs import (
     check_run_result,
     get_loaded_versions,
     get_process_name,
+    running,
 )
 from tests.sglang.serving import LONGEST, make_roomy
 
@@ -62,21 +56,25 @@ LONG = 400  # new tokens of a turn that an update interrupts
 class Adapted(NamedTuple):
     """A server with LoRA, and a learner with adapters."""
 
-    loop: asyncio.Runner
     shared: SharedServer
     folder: Path
     learner: CausalLM
     publisher: AdapterPublisher
 
-    def build_engine(self) -> SGLangEngine:
+    @asynccontextmanager
+    async def open_engine(self) -> AsyncGenerator[SGLangEngine]:
         model = self.shared.requirements.model
         parameters = dict(load_model(model, torch.float32).named_parameters())
         checksums = ChecksumRegistry(self.folder / "checksums", "sglang-0")
         whole = TensorTransport(TransportParts(get_layout(parameters, torch.float32), checksums))
         transport = AdapterTransport(whole, parameters, OPTIONS, torch.float32)
-        return SGLangEngine(
-            BorrowedServer(self.shared), transport, model=model, sequence_tokens=LONGEST, load_poll_s=0.05
-        )
+        server = BorrowedServer(self.shared)
+        engine = SGLangEngine(server, transport, model=model, sequence_tokens=LONGEST, load_poll_s=0.05)
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.close()
 
     def publish(self, version: int) -> WeightsPublished:
         published = self.publisher.publish(version)
@@ -105,9 +103,7 @@ def adapted(loop: asyncio.Runner, model: Path, tmp_path_factory: pytest.TempPath
     add_adapters(learner, OPTIONS)
     initialize_adapters(learner, seed=0)
     loop.run(shared.start())
-    yield Adapted(
-        loop, shared, folder, learner, AdapterPublisher(folder / "slots", learner, torch.float32, num_slots=3)
-    )
+    yield Adapted(shared, folder, learner, AdapterPublisher(folder / "slots", learner, torch.float32, num_slots=3))
     loop.run(shared.close())
 
 
@@ -126,75 +122,54 @@ async def count_adapters(shared: SharedServer) -> int:
     return str(refusal.value).count("asterism-")
 
 
-def test_each_version_gives_the_merged_models_log_probabilities_and_has_its_own_cache(adapted: Adapted) -> None:
-    async def scene() -> None:
-        engine = adapted.build_engine()
-        await engine.start()
-        try:
-            base, asked = adapted.merge(), request(1, 40, 40)
-            for version in range(3):
-                merged = adapted.train(version) if version else base
-                await engine.load_weights(adapted.publish(version))
-                first, again = await engine.generate(asked), await engine.generate(asked)
-                assert set(first.versions.tolist()) == {version}
-                assert measure_errors(merged, asked, first).max() < MAX_ERROR
-                assert first.token_ids.tolist() == again.token_ids.tolist()
-                assert (first.cached_tokens, again.cached_tokens) == (0, 39 // PAGE * PAGE)
-                if version:
-                    assert measure_errors(base, asked, first).max() > 0.01
-                assert engine.get_load().recomputed_tokens == 0
-        finally:
-            await engine.close()
-
-    adapted.loop.run(scene())
+async def test_each_version_gives_the_merged_models_log_probabilities_and_has_its_own_cache(adapted: Adapted) -> None:
+    async with adapted.open_engine() as engine:
+        base, asked = adapted.merge(), request(1, 40, 40)
+        for version in range(3):
+            merged = adapted.train(version) if version else base
+            await engine.load_weights(adapted.publish(version))
+            first, again = await engine.generate(asked), await engine.generate(asked)
+            assert set(first.versions.tolist()) == {version}
+            assert measure_errors(merged, asked, first).max() < MAX_ERROR
+            assert first.token_ids.tolist() == again.token_ids.tolist()
+            assert (first.cached_tokens, again.cached_tokens) == (0, 39 // PAGE * PAGE)
+            if version:
+                assert measure_errors(base, asked, first).max() > 0.01
+            assert engine.get_load().recomputed_tokens == 0
 
 
-def test_turns_continue_under_new_adapters_and_a_new_engine_replaces_earlier_adapters(adapted: Adapted) -> None:
-    async def scene() -> None:
-        engine = adapted.build_engine()
-        await engine.start()
-        try:
-            models = {10: adapted.train(10)}
-            await engine.load_weights(adapted.publish(10))
-            requests = [request(number, LONG, 40) for number in range(20, 24)]
-            calls = [asyncio.ensure_future(engine.generate(each)) for each in requests]
-            while engine.get_load().generated_tokens < 64:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-            assert await count_adapters(adapted.shared) == 1
-            models[11] = adapted.train(11)
-            await engine.load_weights(adapted.publish(11))
-            for asked, found in zip(requests, await asyncio.gather(*calls), strict=True):
-                versions = found.versions
-                assert (versions.tolist(), len(versions)) == (sorted(versions.tolist()), LONG)
-                assert set(versions.tolist()) == {10, 11}
-                for version, model in models.items():
-                    errors = measure_errors(model, asked, found)
-                    assert errors[torch.from_numpy(versions == version)].max() < MAX_ERROR
-        finally:
-            await engine.close()
-
-    adapted.loop.run(scene())
+async def test_turns_continue_under_new_adapters_and_a_new_engine_replaces_earlier_adapters(adapted: Adapted) -> None:
+    async with adapted.open_engine() as engine:
+        models = {10: adapted.train(10)}
+        await engine.load_weights(adapted.publish(10))
+        requests = [request(number, LONG, 40) for number in range(20, 24)]
+        calls = [asyncio.ensure_future(engine.generate(each)) for each in requests]
+        while engine.get_load().generated_tokens < 64:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        assert await count_adapters(adapted.shared) == 1
+        models[11] = adapted.train(11)
+        await engine.load_weights(adapted.publish(11))
+        for asked, found in zip(requests, await asyncio.gather(*calls), strict=True):
+            versions = found.versions
+            assert (versions.tolist(), len(versions)) == (sorted(versions.tolist()), LONG)
+            assert set(versions.tolist()) == {10, 11}
+            for version, model in models.items():
+                errors = measure_errors(model, asked, found)
+                assert errors[torch.from_numpy(versions == version)].max() < MAX_ERROR
 
 
-def test_a_woken_server_receives_the_base_and_the_adapters_again(adapted: Adapted) -> None:
-    async def scene() -> None:
-        engine = adapted.build_engine()
-        await engine.start()
-        try:
-            merged, asked = adapted.train(30), request(3, 30)
-            published = adapted.publish(30)
-            await engine.load_weights(published)
-            before = await engine.generate(asked)
-            await engine.sleep()
-            waiting = asyncio.ensure_future(engine.generate(asked))
-            await engine.load_weights(published)
-            after = await waiting
-            assert after.token_ids.tolist() == before.token_ids.tolist()
-            assert measure_errors(merged, asked, after).max() < MAX_ERROR
-        finally:
-            await engine.close()
-
-    adapted.loop.run(scene())
+async def test_a_woken_server_receives_the_base_and_the_adapters_again(adapted: Adapted) -> None:
+    async with adapted.open_engine() as engine:
+        merged, asked = adapted.train(30), request(3, 30)
+        published = adapted.publish(30)
+        await engine.load_weights(published)
+        before = await engine.generate(asked)
+        await engine.sleep()
+        waiting = asyncio.ensure_future(engine.generate(asked))
+        await engine.load_weights(published)
+        after = await waiting
+        assert after.token_ids.tolist() == before.token_ids.tolist()
+        assert measure_errors(merged, asked, after).max() < MAX_ERROR
 
 
 STEPS = 6
@@ -209,19 +184,13 @@ def test_a_run_publishes_adapters_and_a_replaced_server_receives_the_base_and_th
     tmp_path: Path, cold_start: RunFolder
 ) -> None:
     """The death of the server ends its generator."""
-    with launch(tmp_path, *OWN_SERVER, *RUN, *from_cold_start_of(cold_start)) as process:
-        folder = RunFolder(tmp_path / "demo")
-        try:
-            wait_until(lambda: len(metrics(folder, "step")) >= 1, process, PATIENCE_S)
-            processes = family(process.pid)
-            (scheduler,) = [pid for pid in processes if get_process_name(pid) == "sglang::scheduler"]
-            os.kill(scheduler, signal.SIGKILL)
-            wait_until(lambda: len(metrics(folder, "step")) >= 3, process, PATIENCE_S)
-            processes += family(process.pid)
-            output = finish(process, PATIENCE_S)
-        finally:
-            process.kill()
-    assert process.returncode == 0, output
+    with running(tmp_path, *OWN_SERVER, *RUN, *from_cold_start_of(cold_start)) as (process, folder):
+        wait_until(lambda: len(metrics(folder, "step")) >= 1, process, PATIENCE_S)
+        processes = family(process.pid)
+        (scheduler,) = [pid for pid in processes if get_process_name(pid) == "sglang::scheduler"]
+        os.kill(scheduler, signal.SIGKILL)
+        wait_until(lambda: len(metrics(folder, "step")) >= 3, process, PATIENCE_S)
+        processes += family(process.pid)
     check_run_result(folder, STEPS)
     assert len(list_process_ids(folder, "generator-0")) == 2
     assert set(get_loaded_versions(folder)) == set(range(STEPS + 1))

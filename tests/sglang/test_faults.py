@@ -21,7 +21,7 @@ from asterism.engine.http.errors import ServerTimeout
 from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.server.managed_server import SGLangServer
 from tests.engine.contract.bench import request, tokens, until_generated
-from tests.sglang.bench import TRAITS, SGLangBench, SharedServer, with_client
+from tests.sglang.bench import TRAITS, SGLangBench, SharedServer
 from tests.sglang.serving import make_requirements
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
@@ -53,32 +53,30 @@ async def wait_for_idle_decode_steps(client: SGLangClient) -> float:
     return load.decode_moments[0]
 
 
-def test_a_turn_that_times_out_keeps_its_tokens_and_is_aborted_on_the_server(
-    loop: asyncio.Runner, bench: SGLangBench, roomy: SharedServer, tmp_path: Path
+async def test_a_turn_that_times_out_keeps_its_tokens_and_is_aborted_on_the_server(
+    bench: SGLangBench, roomy: SharedServer, tmp_path: Path
 ) -> None:
     short_timeout = SGLangBench(roomy, roomy, tmp_path, TRAITS, partial(SGLangClient, request_timeout_s=TIMEOUT_S))
 
-    async def scene(client: SGLangClient) -> None:
-        async with bench.engine() as (engine, _):  # loads the checkpoint's weights
-            whole = await tokens(engine, request(1, LONG))
-        async with short_timeout.engine() as (engine, _):
-            before = await wait_for_idle_decode_steps(client)
-            turn = asyncio.ensure_future(engine.generate(request(1, LONG)))
-            await until_generated(short_timeout, engine, 1, turn)
-            async with pause_externally(client):
-                with pytest.raises(ServerTimeout, match=r"^/generate: no response within 3 s$"):
-                    await engine.generate(request(2))
-                part = await turn
-                assert (await client.is_ready(), await client.is_responsive()) == (False, True)
-            count = len(part.token_ids)
-            assert (part.finish, part.token_ids.tolist()) == ("abort", whole[:count])
-            assert 0 < count < LONG // 2
-            assert await tokens(engine, request(3)) == await tokens(engine, request(3))
-            # The server aborted the turn.
-            assert await wait_for_idle_decode_steps(client) - before < LONG // 2
-
     with capture_logs() as lines:
-        with_client(loop, roomy, scene)
+        async with SGLangClient(roomy.server.url) as client:
+            async with bench.engine() as (engine, _):  # loads the checkpoint's weights
+                whole = await tokens(engine, request(1, LONG))
+            async with short_timeout.engine() as (engine, _):
+                before = await wait_for_idle_decode_steps(client)
+                turn = asyncio.ensure_future(engine.generate(request(1, LONG)))
+                await until_generated(short_timeout, engine, 1, turn)
+                async with pause_externally(client):
+                    with pytest.raises(ServerTimeout, match=r"^/generate: no response within 3 s$"):
+                        await engine.generate(request(2))
+                    part = await turn
+                    assert (await client.is_ready(), await client.is_responsive()) == (False, True)
+                count = len(part.token_ids)
+                assert (part.finish, part.token_ids.tolist()) == ("abort", whole[:count])
+                assert 0 < count < LONG // 2
+                assert await tokens(engine, request(3)) == await tokens(engine, request(3))
+                # The server aborted the turn.
+                assert await wait_for_idle_decode_steps(client) - before < LONG // 2
     truncations = [line for line in lines if line["event"] == "turn.truncated"]
     assert [(line["trajectory_id"], line["cause"]) for line in truncations] == [
         (1, "/generate: no response within 3 s")

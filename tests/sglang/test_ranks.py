@@ -74,102 +74,85 @@ def start_turns(
     return [asyncio.ensure_future(engine.generate(as_sequence(number, template))) for number in numbers]
 
 
-def test_sequences_of_a_prompt_share_a_rank_and_load_and_capacity_cover_both_ranks(
-    loop: asyncio.Runner, bench: SGLangBench, shared: SharedServer, ranks: Ranks
+async def test_sequences_of_a_prompt_share_a_rank_and_load_and_capacity_cover_both_ranks(
+    bench: SGLangBench, shared: SharedServer, ranks: Ranks
 ) -> None:
-    async def scene() -> None:
-        async with bench.engine() as (engine, capacity):
-            assert capacity.kv_tokens == 2 * shared.server.info.max_total_num_tokens == 8192
-            one, other = (
-                start_turns(engine, range(3), request(1, 400)),
-                start_turns(engine, range(3, 6), request(2, 400)),
-            )
-            await wait_until(bench, engine, lambda load: (load.running, load.waiting) == (2, 4), *one, *other)
-            answers = await asyncio.gather(*one, *other)
-            assert [len(answer.token_ids) for answer in answers] == [400] * 6
-            assert engine.get_load().generated_tokens == 6 * 400
-            assert engine.get_load().running == 0
-        assert ranks == {number: [0 if number < 3 else 1] for number in range(6)}
-
-    loop.run(scene())
+    async with bench.engine() as (engine, capacity):
+        assert capacity.kv_tokens == 2 * shared.server.info.max_total_num_tokens == 8192
+        one, other = (
+            start_turns(engine, range(3), request(1, 400)),
+            start_turns(engine, range(3, 6), request(2, 400)),
+        )
+        await wait_until(bench, engine, lambda load: (load.running, load.waiting) == (2, 4), *one, *other)
+        answers = await asyncio.gather(*one, *other)
+        assert [len(answer.token_ids) for answer in answers] == [400] * 6
+        assert engine.get_load().generated_tokens == 6 * 400
+        assert engine.get_load().running == 0
+    assert ranks == {number: [0 if number < 3 else 1] for number in range(6)}
 
 
-def test_a_sequence_reuses_the_prefix_of_its_rank(loop: asyncio.Runner, bench: SGLangBench, ranks: Ranks) -> None:
-    async def scene() -> None:
-        async with bench.engine() as (engine, _):
-            requests = [request(number, 30, 40) for number in (11, 12)]
-            first = await asyncio.gather(*map(engine.generate, requests))
-            # Sequentially, so that both ranks are idle.
-            for turn, generation in reversed([*zip(requests, first, strict=True)]):
-                again = await engine.generate(continued(turn, generation.token_ids.tolist(), 4))
-                assert again.cached_tokens == (40 + 29) // PAGE * PAGE
-            assert engine.get_load().recomputed_tokens == 0
-        assert ranks == {11: [0, 0], 12: [1, 1]}
-
-    loop.run(scene())
+async def test_a_sequence_reuses_the_prefix_of_its_rank(bench: SGLangBench, ranks: Ranks) -> None:
+    async with bench.engine() as (engine, _):
+        requests = [request(number, 30, 40) for number in (11, 12)]
+        first = await asyncio.gather(*map(engine.generate, requests))
+        # Sequentially, so that both ranks are idle.
+        for turn, generation in reversed([*zip(requests, first, strict=True)]):
+            again = await engine.generate(continued(turn, generation.token_ids.tolist(), 4))
+            assert again.cached_tokens == (40 + 29) // PAGE * PAGE
+        assert engine.get_load().recomputed_tokens == 0
+    assert ranks == {11: [0, 0], 12: [1, 1]}
 
 
-def test_new_weights_reach_both_ranks_during_turns(
-    loop: asyncio.Runner, bench: SGLangBench, shared: SharedServer, ranks: Ranks
+async def test_new_weights_reach_both_ranks_during_turns(
+    bench: SGLangBench, shared: SharedServer, ranks: Ranks
 ) -> None:
     async def checksums() -> list[str]:
         async with SGLangClient(shared.server.url) as client:
             return [rank.per_gpu_checksum for rank in await client.compute_checksums()]
 
-    async def scene() -> None:
-        async with bench.engine() as (engine, _):
-            model, old = changed_model(bench), await checksums()
-            calls = [*start_turns(engine, [21], request(21, 500)), *start_turns(engine, [22], request(22, 500))]
-            await wait_until(bench, engine, lambda _: {*ranks} == {21, 22}, *calls)
-            await engine.load_weights(publish(bench, 4, model))
-            new = await checksums()
-            assert (len(new), len({*new}), len({*old}), new == old) == (2, 1, 1, False)
-            for generation in await asyncio.gather(*calls):
-                assert set(generation.versions.tolist()) == {0, 4}
-            requests = [request(number, 40) for number in (23, 24)]
-            for turn, generation in zip(requests, await asyncio.gather(*map(engine.generate, requests)), strict=True):
-                assert set(generation.versions.tolist()) == {4}
-                expected = learners_logprobs(model, turn, generation)
-                sampled = expected.gather(1, torch.from_numpy(generation.token_ids).long()[:, None])[:, 0]
-                assert (sampled - torch.from_numpy(generation.logprobs)).abs().max() < TRAITS.logprob_error
-        assert ranks == {21: [0], 22: [1], 23: [0], 24: [1]}
-
-    loop.run(scene())
+    async with bench.engine() as (engine, _):
+        model, old = changed_model(bench), await checksums()
+        calls = [*start_turns(engine, [21], request(21, 500)), *start_turns(engine, [22], request(22, 500))]
+        await wait_until(bench, engine, lambda _: {*ranks} == {21, 22}, *calls)
+        await engine.load_weights(publish(bench, 4, model))
+        new = await checksums()
+        assert (len(new), len({*new}), len({*old}), new == old) == (2, 1, 1, False)
+        for generation in await asyncio.gather(*calls):
+            assert set(generation.versions.tolist()) == {0, 4}
+        requests = [request(number, 40) for number in (23, 24)]
+        for turn, generation in zip(requests, await asyncio.gather(*map(engine.generate, requests)), strict=True):
+            assert set(generation.versions.tolist()) == {4}
+            expected = learners_logprobs(model, turn, generation)
+            sampled = expected.gather(1, torch.from_numpy(generation.token_ids).long()[:, None])[:, 0]
+            assert (sampled - torch.from_numpy(generation.logprobs)).abs().max() < TRAITS.logprob_error
+    assert ranks == {21: [0], 22: [1], 23: [0], 24: [1]}
 
 
-def test_the_longest_queued_request_of_a_rank_runs_first(
-    loop: asyncio.Runner, bench: SGLangBench, ranks: Ranks
-) -> None:
-    async def scene() -> None:
-        async with bench.engine() as (engine, _):
-            template = as_sequence(32, request(31, 200))
-            further = continued(template, await tokens(engine, template), 8)
-            [blocker] = start_turns(engine, [31], request(31, 900))
-            await wait_until(bench, engine, lambda load: load.running == 1, blocker)
-            ended: list[str] = []
-            [near] = start_turns(engine, [33], request(31, 8))
-            near.add_done_callback(lambda _: ended.append("near"))
-            await asyncio.sleep(0)  # its request arrives first
-            far = asyncio.ensure_future(engine.generate(further))
-            far.add_done_callback(lambda _: ended.append("far"))
-            await wait_until(bench, engine, lambda load: load.waiting == 2, blocker)
-            engine.abort(31)
-            assert [len((await call).token_ids) for call in (near, far)] == [8, 8]
-            assert ended == ["far", "near"]
-        assert ranks == {31: [0], 32: [0, 0], 33: [0]}
-
-    loop.run(scene())
+async def test_the_longest_queued_request_of_a_rank_runs_first(bench: SGLangBench, ranks: Ranks) -> None:
+    async with bench.engine() as (engine, _):
+        template = as_sequence(32, request(31, 200))
+        further = continued(template, await tokens(engine, template), 8)
+        [blocker] = start_turns(engine, [31], request(31, 900))
+        await wait_until(bench, engine, lambda load: load.running == 1, blocker)
+        ended: list[str] = []
+        [near] = start_turns(engine, [33], request(31, 8))
+        near.add_done_callback(lambda _: ended.append("near"))
+        await asyncio.sleep(0)  # its request arrives first
+        far = asyncio.ensure_future(engine.generate(further))
+        far.add_done_callback(lambda _: ended.append("far"))
+        await wait_until(bench, engine, lambda load: load.waiting == 2, blocker)
+        engine.abort(31)
+        assert [len((await call).token_ids) for call in (near, far)] == [8, 8]
+        assert ended == ["far", "near"]
+    assert ranks == {31: [0], 32: [0, 0], 33: [0]}
 
 
-def test_the_death_of_one_rank_fails_all_turns(loop: asyncio.Runner, bench: SGLangBench, shared: SharedServer) -> None:
-    async def scene() -> None:
-        async with bench.engine() as (engine, _):
-            calls = [*start_turns(engine, [41], request(41, 900)), *start_turns(engine, [42], request(42, 900))]
-            await wait_until(bench, engine, lambda load: load.running == 2, *calls)
-            [victim] = [pid for pid, name in shared.server.list_processes().items() if name == "sglang::scheduler_DP1"]
-            os.kill(victim, signal.SIGKILL)
-            for call in calls:
-                with pytest.raises(EngineFailure, match="lost its process sglang::scheduler_DP1"):
-                    await call
-
-    loop.run(scene())
+async def test_the_death_of_one_rank_fails_all_turns(bench: SGLangBench, shared: SharedServer) -> None:
+    async with bench.engine() as (engine, _):
+        calls = [*start_turns(engine, [41], request(41, 900)), *start_turns(engine, [42], request(42, 900))]
+        await wait_until(bench, engine, lambda load: load.running == 2, *calls)
+        [victim] = [pid for pid, name in shared.server.list_processes().items() if name == "sglang::scheduler_DP1"]
+        os.kill(victim, signal.SIGKILL)
+        for call in calls:
+            with pytest.raises(EngineFailure, match="lost its process sglang::scheduler_DP1"):
+                await call

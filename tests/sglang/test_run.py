@@ -6,15 +6,7 @@ from pathlib import Path
 import pytest
 
 from asterism.configs.run_folder import RunFolder
-from tests.actors.runs.running import (
-    finish,
-    from_cold_start_of,
-    launch,
-    list_process_ids,
-    metrics,
-    wait_until,
-    whole_run,
-)
+from tests.actors.runs.running import from_cold_start_of, list_process_ids, metrics, wait_until, whole_run
 from tests.processes import family
 from tests.sglang.bench import SharedServer
 from tests.sglang.runs import (
@@ -25,6 +17,7 @@ from tests.sglang.runs import (
     check_run_result,
     find_shared_memory,
     get_loaded_versions,
+    running,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(2 * PATIENCE_S)]
@@ -44,16 +37,10 @@ def test_a_managed_colocated_server_loads_every_version_from_disk_and_stops_with
     tmp_path: Path, cold_start: RunFolder
 ) -> None:
     settings = (*SMALL, "sglang.weights=disk", "sglang.colocate=true", "sglang.port=31040")
-    with launch(tmp_path, *OWN_SERVER, *settings, *from_cold_start_of(cold_start)) as process:
-        folder = RunFolder(tmp_path / "demo")
-        try:
-            wait_until(lambda: bool(metrics(folder, "step")), process, PATIENCE_S)
-            processes = family(process.pid)
-            shared = set(find_shared_memory(processes))
-            output = finish(process, PATIENCE_S)
-        finally:
-            process.kill()
-    assert process.returncode == 0, output
+    with running(tmp_path, *OWN_SERVER, *settings, *from_cold_start_of(cold_start)) as (process, folder):
+        wait_until(lambda: bool(metrics(folder, "step")), process, PATIENCE_S)
+        processes = family(process.pid)
+        shared = set(find_shared_memory(processes))
     check_run_result(folder, STEPS)
     assert get_loaded_versions(folder) == list(range(STEPS + 1))
     assert get_memory_events(folder) == ["memory.released", "weights", "kv_cache", "weights.loaded"] * (STEPS + 1)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from asterism.configs.run_folder import RunFolder
-from tests.actors.runs.running import finish, from_cold_start_of, launch, list_process_ids, read_log_entries, wait_until
+from tests.actors.runs.running import from_cold_start_of, list_process_ids, read_log_entries, wait_until
 from tests.processes import family
 from tests.sglang.bench import SharedServer
 from tests.sglang.runs import (
@@ -28,6 +28,7 @@ from tests.sglang.runs import (
     find_shared_memory,
     get_loaded_versions,
     get_process_name,
+    running,
     stop_in_a_step,
 )
 
@@ -58,26 +59,20 @@ def check_no_losses(folder: RunFolder, steps: int) -> None:
 
 def test_killed_and_stopped_servers_are_replaced(tmp_path: Path, cold_start: RunFolder) -> None:
     settings = (*GROUPS, f"rl.steps={STEPS}", "sglang.port=31050", "sglang.health_timeout_s=3")
-    with launch(tmp_path, *OWN_SERVER, *settings, *from_cold_start_of(cold_start)) as process:
-        folder = RunFolder(tmp_path / "demo")
-        try:
-            wait_until(lambda: count_running_turns(folder, at_least=1) > 0, process, PATIENCE_S)
-            processes = family(process.pid)
-            killed = find_scheduler(process)
-            stop_in_a_step(os.getpgid(killed), folder, 1, process)
-            shared = set(find_shared_memory(processes))
-            os.kill(killed, signal.SIGKILL)
-            wait_until(lambda: len(list_process_ids(folder, "generator-0")) == 2, process, PATIENCE_S)
-            wait_until(lambda: 2 in get_loaded_versions(folder), process, PATIENCE_S)
-            processes += family(process.pid)
-            stop_in_a_step(os.getpgid(find_scheduler(process)), folder, 2, process)
-            shared |= set(find_shared_memory(processes))
-            wait_until(lambda: 3 in get_loaded_versions(folder), process, PATIENCE_S)
-            processes += family(process.pid)
-            output = finish(process, PATIENCE_S)
-        finally:
-            process.kill()
-    assert process.returncode == 0, output
+    with running(tmp_path, *OWN_SERVER, *settings, *from_cold_start_of(cold_start)) as (process, folder):
+        wait_until(lambda: count_running_turns(folder, at_least=1) > 0, process, PATIENCE_S)
+        processes = family(process.pid)
+        killed = find_scheduler(process)
+        stop_in_a_step(os.getpgid(killed), folder, 1, process)
+        shared = set(find_shared_memory(processes))
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: len(list_process_ids(folder, "generator-0")) == 2, process, PATIENCE_S)
+        wait_until(lambda: 2 in get_loaded_versions(folder), process, PATIENCE_S)
+        processes += family(process.pid)
+        stop_in_a_step(os.getpgid(find_scheduler(process)), folder, 2, process)
+        shared |= set(find_shared_memory(processes))
+        wait_until(lambda: 3 in get_loaded_versions(folder), process, PATIENCE_S)
+        processes += family(process.pid)
     check_no_losses(folder, STEPS)
     assert get_deaths(folder) == [f"lost its process {SCHEDULER}", "no longer responds"]
     assert len(list_process_ids(folder, "generator-0")) == 3
@@ -90,8 +85,8 @@ def test_an_external_server_may_be_suspended_and_restarted(
     shared, _ = servers
     attached = attach_to(shared.server.url)
     group = os.getpgid(min(shared.server.list_processes()))
-    with launch(tmp_path, *attached, *GROUPS, f"rl.steps={STEPS}", *from_cold_start_of(cold_start)) as process:
-        folder = RunFolder(tmp_path / "demo")
+    settings = (*attached, *GROUPS, f"rl.steps={STEPS}", *from_cold_start_of(cold_start))
+    with running(tmp_path, *settings) as (process, folder):
         try:
             stop_in_a_step(group, folder, 1, process)
             time.sleep(STOPPED_S)
@@ -101,12 +96,9 @@ def test_an_external_server_may_be_suspended_and_restarted(
             stop_in_a_step(group, folder, 2, process)
             loop.run(shared.close())
             loop.run(shared.start())
-            output = finish(process, PATIENCE_S)
         finally:
-            process.kill()
             with contextlib.suppress(ProcessLookupError):  # other tests use the server
                 os.killpg(group, signal.SIGCONT)
-    assert process.returncode == 0, output
     check_no_losses(folder, STEPS)
     assert get_deaths(folder) == ["silent"]
     assert len(list_process_ids(folder, "generator-0")) == 2

@@ -5,7 +5,6 @@ test_run_faults.py and test_ranks.py cover the death of one of its processes.
 
 import asyncio
 import os
-import select
 import shutil
 import socket
 import subprocess
@@ -23,6 +22,7 @@ from asterism.engine.sglang.http_api import SUPPORTED_VERSIONS, GenerateRequest,
 from asterism.engine.sglang.server.external_server import ExternalServer
 from asterism.engine.sglang.server.managed_server import SGLangServer
 from asterism.engine.sglang.server.server_arguments import HOST
+from tests.processes import wait_for_end
 from tests.sglang.environment import ROOT
 from tests.sglang.runs import find_shared_memory
 from tests.sglang.serving import make_requirements
@@ -49,31 +49,24 @@ asyncio.run(main())
 
 
 class Started(NamedTuple):
-    loop: asyncio.Runner
     server: SGLangServer
     log: Path
     scratch: Path
 
 
 @pytest.fixture(scope="module")
-def started(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+def started(loop: asyncio.Runner, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     folder = tmp_path_factory.mktemp("server")
     log, scratch = folder / "sglang-0.log", folder / "scratch"
     server = SGLangServer(make_requirements(model, PORT), log=log, scratch=scratch, version=7)
-    with asyncio.Runner() as loop:
-        assert loop.run(server.start()) == f"http://{HOST}:{PORT}" == server.url
-        yield Started(loop, server, log, scratch)
-        loop.run(server.close())
+    assert loop.run(server.start()) == f"http://{HOST}:{PORT}" == server.url
+    yield Started(server, log, scratch)
+    loop.run(server.close())
 
 
 def is_free(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex((HOST, port)) != 0
-
-
-def wait_for_end(pidfd: int) -> None:
-    select.select([pidfd], [], [])
-    os.close(pidfd)
 
 
 async def generate_token(server: ExternalServer) -> list[int]:
@@ -82,41 +75,35 @@ async def generate_token(server: ExternalServer) -> list[int]:
         return (await client.generate(GenerateRequest("1;", [1, 2, 3], sampling, return_logprob=True))).output_ids
 
 
-def test_a_server_matches_its_configuration(started: Started):
-    async def get_version() -> str:
-        async with SGLangClient(started.server.url) as client:
-            return (await client.get_model_info()).weight_version
-
+async def test_a_server_matches_its_configuration(started: Started):
     info = started.server.info
     assert info.version in SUPPORTED_VERSIONS
     assert (info.max_total_num_tokens, info.page_size, info.dp_size, info.tp_size) == (8192, 16, 1, 1)
     assert info.enable_deterministic_inference
     assert info.enable_priority_scheduling
     assert not info.disable_radix_cache
-    assert started.loop.run(get_version()) == "7"
+    async with SGLangClient(started.server.url) as client:
+        assert (await client.get_model_info()).weight_version == "7"
     assert "The server is fired up" in started.log.read_text()
 
 
-def test_an_external_server_keeps_running_after_close(started: Started):
+async def test_an_external_server_keeps_running_after_close(started: Started):
     attached = attach(started)
-    assert started.loop.run(attached.start()) == started.server.url
+    assert await attached.start() == started.server.url
     assert attached.info == started.server.info
-    started.loop.run(attached.close())
-    assert len(started.loop.run(generate_token(attached))) == 1
+    await attached.close()
+    assert len(await generate_token(attached)) == 1
 
 
-def test_weights_from_a_removed_folder_count_as_the_same_model(started: Started, tmp_path: Path):
-    async def update() -> None:
-        async with SGLangClient(started.server.url) as client:
-            await client.update_from_disk(folder, "7")
-
+async def test_weights_from_a_removed_folder_count_as_the_same_model(started: Started, tmp_path: Path):
     folder = tmp_path / "weights"
     shutil.copytree(started.server.info.model_path, folder)
-    started.loop.run(update())
+    async with SGLangClient(started.server.url) as client:
+        await client.update_from_disk(folder, "7")
     shutil.rmtree(folder)
     attached = attach(started)
-    assert started.loop.run(attached.start()) == started.server.url
-    started.loop.run(attached.close())
+    assert await attached.start() == started.server.url
+    await attached.close()
 
 
 def attach(started: Started) -> ExternalServer:
@@ -125,11 +112,11 @@ def attach(started: Started) -> ExternalServer:
     return ExternalServer(requirements._replace(sglang=external))
 
 
-def test_closing_leaves_no_process_and_no_file(started: Started):
+def test_closing_leaves_no_process_and_no_file(started: Started, loop: asyncio.Runner):
     watched = [os.pidfd_open(pid) for pid in started.server.list_processes()]
     assert len(watched) >= 3
     memory = set(Path("/dev/shm").glob("sglang_*"))
-    started.loop.run(started.server.close())
+    loop.run(started.server.close())
     for pidfd in watched:
         wait_for_end(pidfd)
     assert started.server.death.cancelled()

@@ -49,7 +49,6 @@ EMBEDDING = "model.embed_tokens.weight"
 class Served(NamedTuple):
     """A server started from a checkpoint with `parameters`, and its state before any update."""
 
-    loop: asyncio.Runner
     client: SGLangClient
     transports: Mapping[str, WeightTransport]
     publisher: WholePublisher
@@ -69,7 +68,9 @@ class Served(NamedTuple):
 @pytest.fixture(
     scope="module", params=[("float32", True), ("bfloat16", False)], ids=["float32-tied", "bfloat16-untied"]
 )
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(
+    request: pytest.FixtureRequest, loop: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
     dtype, tied = request.param
     folder = tmp_path_factory.mktemp(dtype)
     model = small_model(config=small_config(vocab_size=VOCABULARY, tie_word_embeddings=tied))
@@ -81,18 +82,15 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     engine = EngineConfig(kind="sglang", kv_tokens=8192, max_running=16, page_tokens=1, dtype=dtype)
     requirements = ServerRequirements(engine, sglang(PORT), exported, SEQUENCE_TOKENS)
     server = SGLangServer(requirements, log=folder / "log", scratch=folder / "scratch")
-    with asyncio.Runner() as loop:
-        client = SGLangClient(loop.run(server.start()))
-        try:
-            initial_checksums = dict(loop.run(client.compute_checksums())[0].checksums)
-            logprobs = get_logprobs(loop.run(client.generate(make_request(PROMPT, "before"))))
-            publisher = WholePublisher(folder / "published", getattr(torch, dtype))
-            yield Served(
-                loop, client, transports, publisher, dict(model.named_parameters()), initial_checksums, logprobs
-            )
-        finally:
-            for closed in (*transports.values(), client, server):
-                loop.run(closed.close())
+    client = SGLangClient(loop.run(server.start()))
+    try:
+        initial_checksums = dict(loop.run(client.compute_checksums())[0].checksums)
+        logprobs = get_logprobs(loop.run(client.generate(make_request(PROMPT, "before"))))
+        publisher = WholePublisher(folder / "published", getattr(torch, dtype))
+        yield Served(client, transports, publisher, dict(model.named_parameters()), initial_checksums, logprobs)
+    finally:
+        for closed in (*transports.values(), client, server):
+            loop.run(closed.close())
 
 
 def export_in_shards(folder: Path, checkpoint: Path, dtype: Literal["float32", "bfloat16"]) -> Path:
@@ -122,17 +120,19 @@ def get_logprobs(answer: GenerateResponse) -> list[float]:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_an_update_gives_the_checksums_of_a_start_from_these_weights(served: Served, transport: str) -> None:
+async def test_an_update_gives_the_checksums_of_a_start_from_these_weights(served: Served, transport: str) -> None:
     first = 10 + 2 * TRANSPORTS.index(transport)
-    served.loop.run(served.transports[transport].update(served.client, served.publish(first, noise=0.1)))
-    changed = served.loop.run(served.client.compute_checksums())[0].checksums
+    await served.transports[transport].update(served.client, served.publish(first, noise=0.1))
+    changed = (await served.client.compute_checksums())[0].checksums
     assert all(changed[name] != checksum for name, checksum in served.checksums.items() if "cos_sin" not in name)
-    served.loop.run(served.transports[transport].update(served.client, served.publish(first + 1)))
-    assert served.loop.run(served.client.compute_checksums())[0].checksums == served.checksums
-    assert served.loop.run(served.client.get_model_info()).weight_version == str(first + 1)
+    await served.transports[transport].update(served.client, served.publish(first + 1))
+    assert (await served.client.compute_checksums())[0].checksums == served.checksums
+    assert (await served.client.get_model_info()).weight_version == str(first + 1)
 
 
-def test_the_error_names_a_parameter_that_changes_in_transit(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_error_names_a_parameter_that_changes_in_transit(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     update_from_tensor, update = SGLangClient.update_from_tensor, served.transports["tensor"].update
 
     async def damage(client: SGLangClient, payloads: list[bytes], version: str | None) -> None:
@@ -144,14 +144,14 @@ def test_the_error_names_a_parameter_that_changes_in_transit(served: Served, mon
         patch.setattr(SGLangClient, "update_from_tensor", damage)
         message = f"sglang-0 holds another {EMBEDDING} on rank 0 than the learner published in version 16"
         with pytest.raises(EngineFailure, match=message):
-            served.loop.run(update(served.client, served.publish(16)))
-    served.loop.run(update(served.client, served.publish(17)))
-    assert served.loop.run(served.client.compute_checksums())[0].checksums == served.checksums
+            await update(served.client, served.publish(16))
+    await update(served.client, served.publish(17))
+    assert (await served.client.compute_checksums())[0].checksums == served.checksums
 
 
-def test_all_parameters_of_known_form_are_compared(served: Served) -> None:
+async def test_all_parameters_of_known_form_are_compared(served: Served) -> None:
     """Float32 compares all; bfloat16 only embedding and norms, since another CPU server may pack the matrices."""
-    server = served.loop.run(served.client.get_server_info())
+    server = await served.client.get_server_info()
     dtype = getattr(torch, server.dtype)
     published = {name: parameter.to(dtype) for name, parameter in served.parameters.items()}
     expected = compute_expected_checksums(published, server, 0, 0)
@@ -163,27 +163,23 @@ def test_all_parameters_of_known_form_are_compared(served: Served) -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_prompt_cached_under_old_weights_is_recomputed_during_a_pause(served: Served, transport: str) -> None:
+async def test_a_prompt_cached_under_old_weights_is_recomputed_during_a_pause(served: Served, transport: str) -> None:
     first = 20 + 2 * TRANSPORTS.index(transport)
     old, new = served.publish(first, noise=0.1), served.publish(first + 1)
 
-    async def run() -> tuple[GenerateResponse, GenerateResponse, GenerateResponse]:
-        client, update = served.client, served.transports[transport].update
-        await update(client, old)
-        await client.generate(make_request(PROMPT, build_extra_key(old)))
-        async with aclosing(
-            client.generate_streamed(make_request(PROMPT[::-1], build_extra_key(old), 1000, stream=True))
-        ) as running:
-            await anext(running)
-            await update(client, new)
-            assert not await flush_while_paused(client)
-            last = [answer async for answer in running][-1]
-        # One request at a time: batching changes the rounding.
-        stale = await client.generate(make_request(PROMPT, build_extra_key(old)))
-        fresh = await client.generate(make_request(PROMPT, build_extra_key(new)))
-        return last, stale, fresh
-
-    last, stale, fresh = served.loop.run(run())
+    client, update = served.client, served.transports[transport].update
+    await update(client, old)
+    await client.generate(make_request(PROMPT, build_extra_key(old)))
+    async with aclosing(
+        client.generate_streamed(make_request(PROMPT[::-1], build_extra_key(old), 1000, stream=True))
+    ) as running:
+        await anext(running)
+        await update(client, new)
+        assert not await flush_while_paused(client)
+        last = [answer async for answer in running][-1]
+    # One request at a time: batching changes the rounding.
+    stale = await client.generate(make_request(PROMPT, build_extra_key(old)))
+    fresh = await client.generate(make_request(PROMPT, build_extra_key(new)))
     assert [span.version for span in last.meta_info.weight_versions] == [str(first), str(first + 1)]
     assert stale.meta_info.cached_tokens == len(PROMPT) - 1
     assert fresh.meta_info.cached_tokens == 0
@@ -200,37 +196,30 @@ async def flush_while_paused(client: SGLangClient) -> bool:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_without_paused_requests_the_cache_is_flushed(served: Served, transport: str) -> None:
+async def test_without_paused_requests_the_cache_is_flushed(served: Served, transport: str) -> None:
     first = 30 + 2 * TRANSPORTS.index(transport)
     old, new = served.publish(first, noise=0.1), served.publish(first + 1)
 
-    async def run() -> GenerateResponse:
-        for weights in (old, new):
-            await served.transports[transport].update(served.client, weights)
-            answer = await served.client.generate(make_request(PROMPT, build_extra_key(old)))
-            # The server removes a request after its answer, but before the next answer.
-            await served.client.get_server_info()
-        return answer
-
-    answer = served.loop.run(run())
+    for weights in (old, new):
+        await served.transports[transport].update(served.client, weights)
+        answer = await served.client.generate(make_request(PROMPT, build_extra_key(old)))
+        # The server removes a request after its answer, but before the next answer.
+        await served.client.get_server_info()
     assert answer.meta_info.cached_tokens == 0
     assert get_logprobs(answer) == served.logprobs
 
 
-def test_an_update_with_a_lost_group_is_refused_and_the_next_one_creates_a_group(served: Served) -> None:
+async def test_an_update_with_a_lost_group_is_refused_and_the_next_one_creates_a_group(served: Served) -> None:
     group = served.transports["group"]
     assert isinstance(group, ProcessGroupTransport)
 
-    async def run() -> None:
-        await group.update(served.client, served.publish(40))
-        assert group.group is not None
-        name = group.group.name
-        await served.client.destroy_group(name)
-        with pytest.raises(WeightsRefused, match=name):
-            await group.update(served.client, served.publish(41, noise=0.1))
-        assert (await served.client.get_model_info()).weight_version == "40"
-        assert get_logprobs(await served.client.generate(make_request(PROMPT, "41"))) == served.logprobs
-        await group.update(served.client, served.publish(42, noise=0.1))
-        assert (await served.client.get_model_info()).weight_version == "42"
-
-    served.loop.run(run())
+    await group.update(served.client, served.publish(40))
+    assert group.group is not None
+    name = group.group.name
+    await served.client.destroy_group(name)
+    with pytest.raises(WeightsRefused, match=name):
+        await group.update(served.client, served.publish(41, noise=0.1))
+    assert (await served.client.get_model_info()).weight_version == "40"
+    assert get_logprobs(await served.client.generate(make_request(PROMPT, "41"))) == served.logprobs
+    await group.update(served.client, served.publish(42, noise=0.1))
+    assert (await served.client.get_model_info()).weight_version == "42"

@@ -1,9 +1,11 @@
 """A driver for the group buffer, and readers of its effects."""
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from asterism.bus import messages as msg
-from asterism.configs.schema.algorithm import RlConfig, RocConfig
+from asterism.configs.schema.algorithm import GREEDY, RlConfig, RocConfig, Sampling
 from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.decider import Send
 from asterism.policies.groups.group_buffer import GroupBuffer
@@ -50,8 +52,10 @@ def get_collected(effects: list[Send]) -> msg.StepCollected:
 class BufferDriver:
     """A group buffer, its started groups, and the batches that it has sent."""
 
-    def __init__(self, run: RunConfig) -> None:
-        self.buffer = GroupBuffer(run, ProblemSet.of_one_task(TRAIN), ProblemSet.of_one_task(TRAIN[:2]))
+    def __init__(
+        self, run: RunConfig, train: Sequence[TokenizedProblem] = TRAIN, test: ProblemSet | None = None
+    ) -> None:
+        self.buffer = GroupBuffer(run, ProblemSet.of_one_task(train), test or ProblemSet.of_one_task(TRAIN[:2]))
         self.groups: dict[int, msg.StartGroup] = {}
         self.batches: list[CompleteBatch] = []
         self._assembler = BatchAssembler()
@@ -59,17 +63,29 @@ class BufferDriver:
     def request_step(self, step: int, version: int = 0) -> list[Send]:
         return self.decide(msg.StepRequested(step, version))
 
+    def start_step(self, step: int, version: int = 0) -> list[msg.StartGroup]:
+        return list_starts(self.request_step(step, version))
+
+    def start_evaluation(
+        self, questions: int, sampling: Sampling = GREEDY, label: str = "step_sampled", version: int = 0
+    ) -> list[msg.StartGroup]:
+        return list_starts(self.decide(msg.EvaluationRequested(label, sampling, questions, version)))
+
     def decide(self, event: msg.AnyMessage) -> list[Send]:
         effects = list(self.buffer.decide(0.0, event))
         self.groups |= {group.group_id: group for group in list_starts(effects)}
         self.batches += [batch for effect in effects for batch in self._assembler.add(effect.message)]
         return effects
 
-    def end(self, group_id: int, *versions: int, rewards: tuple[float, ...] = MIXED) -> list[Send]:
-        """End all trajectories of the group, each with tokens of these versions."""
-        first = self.groups[group_id].first_trajectory_id
-        return [
-            effect
-            for place, reward in enumerate(rewards)
-            for effect in self.decide(make_finished(first + place, *versions, reward=reward, group_id=group_id))
-        ]
+    def end(self, group_id: int, *versions: int, rewards: Sequence[float | None] = MIXED) -> list[Send]:
+        """End all trajectories of the group, each with tokens of these versions.
+
+        The reward None is an infrastructure failure.
+        """
+        effects: list[Send] = []
+        for tid, reward in enumerate(rewards, self.groups[group_id].first_trajectory_id):
+            if reward is None:
+                effects += self.decide(msg.TrajectoryFailed(tid, group_id, "sandbox: gone"))
+            else:
+                effects += self.decide(make_finished(tid, *versions, reward=reward, group_id=group_id))
+        return effects

@@ -2,16 +2,14 @@
 
 from collections import Counter
 
-from asterism.bus.messages import BufferCursor, EvaluationRequested, RunFailed, RunStarted, StartGroup, TrajectoryFailed
+from asterism.bus.messages import BufferCursor, EvaluationRequested, RunFailed, RunStarted, StartGroup
 from asterism.configs.schema.algorithm import EvaluationConfig, EvaluationSetConfig, Sampling
 from asterism.configs.schema.run_config import RunConfig
-from asterism.policies.decider import Send
 from asterism.policies.groups.evaluation_questions import EvaluationQuestions, PlannedAnswer
-from asterism.policies.groups.group_buffer import GroupBuffer
 from asterism.policies.groups.group_starter import ProblemSet, TokenizedProblem
 from asterism.policies.seeded_random import EVALUATE, mix
 from asterism.policies.step_evaluations import EvaluationPlan
-from tests.policies.groups.buffers import list_starts
+from tests.policies.groups.buffers import BufferDriver, list_starts
 
 
 def sets(*configs: EvaluationSetConfig, every: int = 0, seed: int = 3) -> RunConfig:
@@ -71,21 +69,18 @@ def test_a_resumed_evaluation_starts_only_the_missing_answers_with_their_seeds()
     problems = [TokenizedProblem(f"aime:{place}", "1", bytes(8), evaluation_set="aime") for place in range(2)]
     request = EvaluationRequested("sampled", Sampling(), 9, 0)
 
-    def start(*answered: int) -> list[StartGroup]:
-        buffer = GroupBuffer(run, ProblemSet((), ()), ProblemSet.of_one_task(problems))
-        buffer.decide(0.0, RunStarted(0, BufferCursor(), answered=answered))
-        return list_starts(list(buffer.decide(0.0, request)))
+    def start(*answered: int) -> tuple[BufferDriver, list[StartGroup]]:
+        driver = BufferDriver(run, (), ProblemSet.of_one_task(problems))
+        driver.decide(RunStarted(0, BufferCursor(), answered=answered))
+        return driver, list_starts(driver.decide(request))
 
     def find_failures(*answered: int) -> list[RunFailed]:
         """Return the messages of a launch in which all answers fail."""
-        buffer = GroupBuffer(run, ProblemSet((), ()), ProblemSet.of_one_task(problems))
-        buffer.decide(0.0, RunStarted(0, BufferCursor(), answered=answered))
-        effects: list[Send] = []
-        for group in list_starts(list(buffer.decide(0.0, request))):
-            effects += buffer.decide(0.0, TrajectoryFailed(group.first_trajectory_id, group.group_id, "engine: 400"))
+        driver, groups = start(*answered)
+        effects = [effect for group in groups for effect in driver.end(group.group_id, rewards=[None])]
         return [effect.message for effect in effects if isinstance(effect.message, RunFailed)]
 
     assert find_failures()
     assert not find_failures(1)  # an earlier launch had an answer
-    planned = [group.seed for group in start()]
-    assert [group.seed for group in start(*planned[1:3], planned[5])] == [planned[0], *planned[3:5]]
+    planned = [group.seed for group in start()[1]]
+    assert [group.seed for group in start(*planned[1:3], planned[5])[1]] == [planned[0], *planned[3:5]]

@@ -1,7 +1,6 @@
 """The group buffer judges each complete group once, and loses no trajectory."""
 
 from collections import Counter
-from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
@@ -19,10 +18,9 @@ from asterism.configs.schema.algorithm import (
 )
 from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.decider import Send
-from asterism.policies.groups.group_buffer import GroupBuffer
 from asterism.policies.groups.group_starter import ProblemSet, TokenizedProblem
-from tests.batches import CompleteBatch, assemble_batches
-from tests.policies.groups.buffers import get_collected, list_starts, make_finished
+from tests.batches import CompleteBatch
+from tests.policies.groups.buffers import BufferDriver, get_collected, list_starts, make_finished
 from tests.policies.groups.finished import finished
 
 RUN = RunConfig(name="test", seed=3, rl=RlConfig(prompts=2, rollouts=4, max_refill_groups=1))
@@ -30,34 +28,8 @@ TRAIN = [TokenizedProblem(f"train:{number}", str(number), bytes(8)) for number i
 TEST = [TokenizedProblem(f"test:{number}", str(number), bytes(8)) for number in range(3)]
 
 
-def buffer(run: RunConfig = RUN) -> GroupBuffer:
-    return GroupBuffer(run, ProblemSet.of_one_task(TRAIN), ProblemSet.of_one_task(TEST))
-
-
-def begin_step(run: RunConfig = RUN) -> tuple[GroupBuffer, msg.StartGroup, msg.StartGroup]:
-    group_buffer = buffer(run)
-    first, second = list_starts(list(group_buffer.decide(0.0, msg.StepRequested(1, 0))))
-    return group_buffer, first, second
-
-
-def play(group_buffer: GroupBuffer, group: msg.StartGroup, rewards: list[float | None]) -> list[Send]:
-    """End all trajectories of a group. The reward None is an infrastructure failure."""
-    effects: list[Send] = []
-    for place, reward in enumerate(rewards):
-        tid = group.first_trajectory_id + place
-        event = (
-            msg.TrajectoryFailed(tid, group.group_id, "sandbox: gone")
-            if reward is None
-            else finished(tid, reward, group_id=group.group_id)
-        )
-        effects += group_buffer.decide(0.0, event)
-    return effects
-
-
-def get_batch(effects: Iterable[Send]) -> CompleteBatch:
-    """Return the batch in `effects`, which also contain the batch's groups."""
-    (batch,) = assemble_batches(effect.message for effect in effects)
-    return batch
+def make_driver(run: RunConfig = RUN, test: ProblemSet | None = None) -> BufferDriver:
+    return BufferDriver(run, TRAIN, test or ProblemSet.of_one_task(TEST))
 
 
 def get_failure(effects: list[Send]) -> str:
@@ -66,17 +38,18 @@ def get_failure(effects: list[Send]) -> str:
 
 
 def test_a_step_starts_one_group_of_2g_trajectories_for_each_group_of_its_batch() -> None:
-    groups = list_starts(list(buffer().decide(0.0, msg.StepRequested(1, 0))))
+    groups = make_driver().start_step(1)
     assert [group.size for group in groups] == [4, 4]
     assert [group.first_trajectory_id for group in groups] == [0, 4]
     assert groups[0].seed != groups[1].seed
 
 
 def test_the_learner_receives_mixed_groups_resampled_and_with_advantages() -> None:
-    group_buffer, first, second = begin_step()
-    effects = play(group_buffer, first, [1.0, 0.0, 0.0, 1.0])
-    effects += play(group_buffer, second, [0.0, 1.0, 0.0, 0.0])
-    rows = get_batch(effects).samples
+    driver = make_driver()
+    driver.request_step(1)
+    effects = driver.end(0, 0, rewards=[1.0, 0.0, 0.0, 1.0])
+    effects += driver.end(1, 0, rewards=[0.0, 1.0, 0.0, 0.0])
+    rows = driver.batches[0].samples
     assert [row.group_id for row in rows] == [0, 0, 1, 1]
     assert [row.advantage for row in rows] == pytest.approx([2**-0.5, -(2**-0.5)] * 2, abs=1e-5) or sorted(
         row.advantage for row in rows
@@ -85,86 +58,91 @@ def test_the_learner_receives_mixed_groups_resampled_and_with_advantages() -> No
 
 
 def test_plain_grpo_trains_on_the_whole_group() -> None:
-    group_buffer, first, second = begin_step(replace(RUN, roc=RocConfig(enabled=False)))
-    effects = play(group_buffer, first, [1.0, 0.0, 0.0, 1.0])
-    effects += play(group_buffer, second, [0.0, 1.0, 0.0, 0.0])
-    assert len(get_batch(effects).samples) == 8
+    driver = make_driver(replace(RUN, roc=RocConfig(enabled=False)))
+    driver.request_step(1)
+    effects = driver.end(0, 0, rewards=[1.0, 0.0, 0.0, 1.0])
+    effects += driver.end(1, 0, rewards=[0.0, 1.0, 0.0, 0.0])
+    assert len(driver.batches[0].samples) == 8
 
 
 def test_equal_rewards_are_rejected_and_refilled_up_to_the_limit() -> None:
-    group_buffer, first, second = begin_step()
-    (third,) = list_starts(play(group_buffer, first, [1.0] * 4))
+    driver = make_driver()
+    first, second = driver.start_step(1)
+    (third,) = list_starts(driver.end(0, 0, rewards=[1.0] * 4))
     assert third.problem not in {first.problem, second.problem}
-    assert not list_starts(play(group_buffer, second, [0.0] * 4))  # the only refill is used
-    effects = play(group_buffer, third, [1.0, 0.0, 1.0, 0.0])
-    assert {row.group_id for row in get_batch(effects).samples} == {2}
+    assert not list_starts(driver.end(1, 0, rewards=[0.0] * 4))  # the only refill is used
+    effects = driver.end(2, 0, rewards=[1.0, 0.0, 1.0, 0.0])
+    assert {row.group_id for row in driver.batches[0].samples} == {2}
     assert get_collected(effects).counts.totals.groups_rejected == 2
 
 
 def test_a_step_with_only_rejected_groups_ends() -> None:
-    group_buffer, first, second = begin_step(replace(RUN, rl=replace(RUN.rl, max_refill_groups=0)))
-    play(group_buffer, first, [1.0] * 4)
-    assert get_batch(play(group_buffer, second, [0.0] * 4)).samples == ()
+    driver = make_driver(replace(RUN, rl=replace(RUN.rl, max_refill_groups=0)))
+    driver.request_step(1)
+    driver.end(0, 0, rewards=[1.0] * 4)
+    driver.end(1, 0, rewards=[0.0] * 4)
+    assert driver.batches[0].samples == ()
 
 
 def test_infrastructure_failures_are_excluded_and_counted_by_cause() -> None:
-    group_buffer, first, second = begin_step()
-    play(group_buffer, first, [1.0, None, 0.0, 1.0])
-    step = get_collected(play(group_buffer, second, [0.0, 1.0, 0.0, 0.0]))
+    driver = make_driver()
+    driver.request_step(1)
+    driver.end(0, 0, rewards=[1.0, None, 0.0, 1.0])
+    step = get_collected(driver.end(1, 0, rewards=[0.0, 1.0, 0.0, 0.0]))
     totals = step.counts.totals
     assert (totals.trajectories, totals.trajectories_failed, totals.positives) == (7, 1, 3)
     assert step.failures == {"sandbox": 1}
 
 
 def test_a_step_without_any_result_fails_the_run_with_the_first_cause() -> None:
-    group_buffer, first, second = begin_step(replace(RUN, rl=replace(RUN.rl, max_refill_groups=0)))
-    play(group_buffer, first, [None] * 4)
-    effects = play(group_buffer, second, [None] * 4)
+    driver = make_driver(replace(RUN, rl=replace(RUN.rl, max_refill_groups=0)))
+    driver.request_step(1)
+    driver.end(0, 0, rewards=[None] * 4)
+    effects = driver.end(1, 0, rewards=[None] * 4)
     assert get_failure(effects) == "every trajectory of step 1 failed, 8 in all. The first: sandbox: gone"
     assert not [effect for effect in effects if isinstance(effect.message, msg.BatchReady)]
 
 
 def test_an_evaluation_without_any_result_fails_the_run_with_the_first_cause() -> None:
-    group_buffer = buffer()
-    groups = list_starts(list(group_buffer.decide(0.0, msg.EvaluationRequested("end_greedy", GREEDY, 2, 0))))
-    play(group_buffer, groups[0], [None])
-    failure = get_failure(play(group_buffer, groups[1], [None]))
+    driver = make_driver()
+    driver.start_evaluation(2, GREEDY, "end_greedy")
+    driver.end(0, 0, rewards=[None])
+    failure = get_failure(driver.end(1, 0, rewards=[None]))
     assert failure == "every trajectory of evaluation end_greedy failed, 2 in all. The first: sandbox: gone"
 
 
 def test_a_trajectory_that_ends_twice_is_refused() -> None:
-    group_buffer = buffer()
-    group_buffer.decide(0.0, msg.StepRequested(1, 0))
-    group_buffer.decide(0.0, finished(0, 1.0))
+    driver = make_driver()
+    driver.request_step(1)
+    driver.decide(finished(0, 1.0))
     for again in (finished(0, 1.0), msg.TrajectoryFailed(0, 0, "late")):
         with pytest.raises(msg.ProtocolError, match="ended twice"):
-            group_buffer.decide(0.0, again)
+            driver.decide(again)
 
 
 def test_a_step_does_not_start_before_the_end_of_the_previous_step() -> None:
-    group_buffer = buffer()
-    group_buffer.decide(0.0, msg.StepRequested(1, 0))
+    driver = make_driver()
+    driver.request_step(1)
     with pytest.raises(msg.ProtocolError):
-        group_buffer.decide(0.0, msg.StepRequested(2, 1))
+        driver.request_step(2, 1)
 
 
 def test_a_resumed_buffer_continues_where_the_step_ended() -> None:
-    whole = buffer()
-    groups = list_starts(list(whole.decide(0.0, msg.StepRequested(1, 0))))
-    effects = [effect for group in groups for effect in play(whole, group, [1.0, 0.0, 1.0, 0.0])]
-    resumed = buffer()
-    resumed.decide(0.0, msg.RunStarted(1, get_collected(effects).cursor))
-    assert resumed.decide(9.0, msg.StepRequested(2, 1)) == whole.decide(5.0, msg.StepRequested(2, 1))
+    whole, resumed = make_driver(), make_driver()
+    whole.request_step(1)
+    effects = [effect for number in range(2) for effect in whole.end(number, 0, rewards=[1.0, 0.0, 1.0, 0.0])]
+    resumed.decide(msg.RunStarted(1, get_collected(effects).cursor))
+    request = msg.StepRequested(2, 1)
+    assert resumed.buffer.decide(9.0, request) == whole.buffer.decide(5.0, request)
 
 
 def test_an_evaluation_starts_each_question_once_and_excludes_failures() -> None:
-    group_buffer = buffer()
-    request = msg.EvaluationRequested("start_greedy", GREEDY, 2, 0)
-    groups = list_starts(list(group_buffer.decide(0.0, request)))
+    driver = make_driver()
+    groups = driver.start_evaluation(2, GREEDY, "start_greedy")
     assert [group.problem for group in groups] == ["test:0", "test:1"]
     assert {group.purpose for group in groups} == {"evaluate"}
-    play(group_buffer, groups[0], [1.0])
-    effects = play(group_buffer, groups[1], [None])
+    driver.end(0, 0, rewards=[1.0])
+    effects = driver.end(1, 0, rewards=[None])
     assert isinstance(effects[0].message, msg.FailureReported)
     answer = effects[1].message
     assert isinstance(answer, msg.EvaluationFinished)
@@ -172,8 +150,8 @@ def test_an_evaluation_starts_each_question_once_and_excludes_failures() -> None
 
 
 def test_the_first_failure_of_each_kind_is_reported_with_its_row() -> None:
-    group_buffer = buffer()
-    first, second = list_starts(list(group_buffer.decide(0.0, msg.StepRequested(1, 0))))[:2]
+    driver = make_driver()
+    first, second = driver.start_step(1)[:2]
     causes = (
         *("reward: f raised KeyError: 'a 1'\nin line 7", "reward: f raised KeyError: 'b 22'", "executor-0 died"),
         *("reward: f raised KeyError: 'c 3'", "executor-1 died", "reward: g raised KeyError: 'a 1'"),
@@ -182,7 +160,7 @@ def test_the_first_failure_of_each_kind_is_reported_with_its_row() -> None:
     for number, cause in enumerate(causes):
         group = first if number < 3 else second
         failed = msg.TrajectoryFailed(group.first_trajectory_id + number % 3, group.group_id, cause)
-        sends = group_buffer.decide(0.0, failed)
+        sends = driver.decide(failed)
         reports += [send.message for send in sends if isinstance(send.message, msg.FailureReported)]
     assert [(each.step, each.problem, each.cause) for each in reports] == [
         (1, first.problem, causes[0]),
@@ -192,34 +170,33 @@ def test_the_first_failure_of_each_kind_is_reported_with_its_row() -> None:
 
 
 def test_an_evaluation_runs_alongside_a_step_and_counts_only_its_own_trajectories() -> None:
-    group_buffer = buffer()
+    driver = make_driver()
     sampling = Sampling(temperature=0.6, top_p=0.9, top_k=20)
-    request = msg.EvaluationRequested("step_sampled", sampling, 2, 3)
-    questions = list_starts(list(group_buffer.decide(0.0, request)))
+    questions = driver.start_evaluation(2, sampling, version=3)
     assert {each.sampling for each in questions} == {sampling}
-    groups = list_starts(list(group_buffer.decide(0.0, msg.StepRequested(1, 0))))
+    groups = driver.start_step(1)
     assert {each.sampling for each in groups} == {Sampling()}
-    play(group_buffer, groups[0], [1.0, 0.0, 1.0, 0.0])
-    play(group_buffer, questions[0], [1.0])
-    collected = get_collected(play(group_buffer, groups[1], [1.0, 0.0, 1.0, 0.0]))
+    driver.end(2, 0, rewards=[1.0, 0.0, 1.0, 0.0])
+    driver.end(0, 0, rewards=[1.0])
+    collected = get_collected(driver.end(3, 0, rewards=[1.0, 0.0, 1.0, 0.0]))
     assert collected.counts.totals.trajectories == 8
-    answer = play(group_buffer, questions[1], [0.0])[0].message
+    answer = driver.end(1, 0, rewards=[0.0])[0].message
     assert isinstance(answer, msg.EvaluationFinished)
     assert (answer.totals.ended, answer.totals.positives, answer.version) == (2, 1, 3)
     assert answer.first_group_id == questions[0].group_id
 
 
 def test_two_evaluations_do_not_overlap() -> None:
-    group_buffer = buffer()
-    group_buffer.decide(0.0, msg.EvaluationRequested("step_sampled", Sampling(), 2, 1))
+    driver = make_driver()
+    driver.start_evaluation(2, version=1)
     with pytest.raises(msg.ProtocolError, match="still being collected"):
-        group_buffer.decide(0.0, msg.EvaluationRequested("step_sampled", Sampling(), 2, 2))
+        driver.start_evaluation(2, version=2)
 
 
 def test_an_evaluation_counts_tokens_of_other_weights() -> None:
-    group_buffer = buffer()
-    (group,) = list_starts(list(group_buffer.decide(0.0, msg.EvaluationRequested("step_sampled", Sampling(), 1, 2))))
-    effects = group_buffer.decide(0.0, make_finished(0, 2, 2, 3, group_id=group.group_id))
+    driver = make_driver()
+    (group,) = driver.start_evaluation(1, version=2)
+    effects = driver.decide(make_finished(0, 2, 2, 3, group_id=group.group_id))
     answer = effects[0].message
     assert isinstance(answer, msg.EvaluationFinished)
     assert (answer.version, answer.other_version_tokens) == (2, 1)
@@ -234,16 +211,16 @@ def test_an_evaluation_counts_each_set_by_its_name_and_limit() -> None:
     )
     easy, hard = ([replace(problem, evaluation_set=name) for problem in TEST] for name in ("easy", "hard"))
     test = ProblemSet([*easy, *hard], (3, 3))
-    group_buffer = GroupBuffer(replace(RUN, evaluation=options), ProblemSet.of_one_task(TRAIN), test)
-    groups = list_starts(list(group_buffer.decide(0.0, msg.EvaluationRequested("step_sampled", Sampling(), 2, 0))))
+    driver = make_driver(replace(RUN, evaluation=options), test)
+    groups = driver.start_evaluation(2)
     assert [(group.evaluation_set, group.problem) for group in groups] == [
         ("easy", "test:0"),
         ("easy", "test:1"),
         ("hard", "test:0"),
     ]
-    play(group_buffer, groups[0], [1.0])
-    play(group_buffer, groups[2], [0.5])
-    answer = play(group_buffer, groups[1], [None])[-2].message
+    driver.end(0, 0, rewards=[1.0])
+    driver.end(2, 0, rewards=[0.5])
+    answer = driver.end(1, 0, rewards=[None])[-2].message
     assert isinstance(answer, msg.EvaluationFinished)
     found = {
         name: (counts.trajectories, counts.trajectories_failed, counts.reward) for name, counts in answer.sets.items()
@@ -252,24 +229,19 @@ def test_an_evaluation_counts_each_set_by_its_name_and_limit() -> None:
 
 
 def test_an_evaluation_uses_no_training_problem() -> None:
-    group_buffer = buffer()
-    before = group_buffer.state.cursor.position
-    group_buffer.decide(0.0, msg.EvaluationRequested("start_greedy", GREEDY, 3, 0))
-    assert group_buffer.state.cursor.position == before
+    driver = make_driver()
+    before = driver.buffer.state.cursor.position
+    driver.start_evaluation(3, GREEDY, "start_greedy")
+    assert driver.buffer.state.cursor.position == before
 
 
 @given(st.data())
 def test_every_step_ends_and_its_counts_add_up(data: st.DataObject) -> None:
     run = replace(RUN, rl=RlConfig(prompts=3, rollouts=4, max_refill_groups=data.draw(st.integers(0, 3))))
-    group_buffer = buffer(run)
-    group_buffer.decide(0.0, msg.RunStarted(0, msg.BufferCursor()))
-    pending = [
-        (group, place)
-        for group in list_starts(list(group_buffer.decide(0.0, msg.StepRequested(1, 0))))
-        for place in range(group.size)
-    ]
+    driver = make_driver(run)
+    driver.decide(msg.RunStarted(0, msg.BufferCursor()))
+    pending = [(group, place) for group in driver.start_step(1) for place in range(group.size)]
     started, effects, judged = len(pending), list[Send](), list[msg.GroupJudged]()
-    all_effects = list[Send]()
     while pending:
         group, place = pending.pop(data.draw(st.integers(0, len(pending) - 1)))
         tid, outcome = group.first_trajectory_id + place, data.draw(st.sampled_from([0.0, 1.0, None]))
@@ -278,13 +250,12 @@ def test_every_step_ends_and_its_counts_add_up(data: st.DataObject) -> None:
             if outcome is None
             else finished(tid, outcome, group_id=group.group_id)
         )
-        effects = list(group_buffer.decide(0.0, event))
-        all_effects += effects
+        effects = driver.decide(event)
         judged += [effect.message for effect in effects if isinstance(effect.message, msg.GroupJudged)]
         for refill in list_starts(effects):
             started += refill.size
             pending += [(refill, place) for place in range(refill.size)]
-    counts, rows = get_collected(effects).counts.totals, get_batch(all_effects).samples
+    counts, rows = get_collected(effects).counts.totals, driver.batches[0].samples
     assert counts.ended == started
     assert counts.groups * 4 == started
     accepted = counts.groups - counts.groups_rejected - counts.groups_lost
@@ -296,7 +267,7 @@ def test_every_step_ends_and_its_counts_add_up(data: st.DataObject) -> None:
     judged.sort(key=lambda each: each.group_id)
     kept = [pair for each in judged for pair in zip(each.kept, each.advantages, strict=True)]
     assert kept == [(row.trajectory_id, row.advantage) for row in rows]
-    assert not group_buffer.state.steps
+    assert not driver.buffer.state.steps
 
 
 REWARDS = st.sampled_from([0.0, 1.0])
@@ -309,29 +280,23 @@ REWARDS = st.sampled_from([0.0, 1.0])
 def test_a_batch_does_not_depend_on_the_order_of_ends(rewards: list[tuple[float, ...]], picks: list[int]) -> None:
     """The step has at most six problems: two groups and four refills."""
     run = replace(RUN, rl=RlConfig(prompts=2, rollouts=4, max_refill_groups=4))
-    in_turn, drawn = (_collected_in_order(buffer(run), rewards, order) for order in ([0] * 24, picks))
+    in_turn, drawn = (_collected_in_order(make_driver(run), rewards, order) for order in ([0] * 24, picks))
     assert drawn == in_turn
 
 
 def _collected_in_order(
-    group_buffer: GroupBuffer, rewards: list[tuple[float, ...]], picks: list[int]
-) -> tuple[list[msg.StartGroup], CompleteBatch, msg.StepCollected]:
+    driver: BufferDriver, rewards: list[tuple[float, ...]], picks: list[int]
+) -> tuple[list[msg.StartGroup], list[CompleteBatch], msg.StepCollected]:
     """End live trajectories in the order of `picks`; rewards depend on the group's index."""
-    started: list[msg.StartGroup] = []
     living: list[tuple[int, int, float]] = []  # trajectory, group, reward
-    effects = list(group_buffer.decide(0.0, msg.StepRequested(1, 0)))
-    all_effects = list[Send]()
-    for pick in [None, *picks]:
-        if pick is not None and living:
-            tid, group_id, reward = living.pop(pick % len(living))
-            effects = list(group_buffer.decide(0.0, finished(tid, reward, group_id=group_id)))
-        all_effects += effects
+    effects = driver.request_step(1)
+    for pick in picks:
         for group in list_starts(effects):
-            started.append(group)
             ids = range(group.first_trajectory_id, group.first_trajectory_id + group.size)
             living += [(tid, group.group_id, reward) for tid, reward in zip(ids, rewards[group.group_id], strict=True)]
-        if any(isinstance(effect.message, msg.BatchReady) for effect in effects):
+        tid, group_id, reward = living.pop(pick % len(living))
+        effects = driver.decide(finished(tid, reward, group_id=group_id))
+        if driver.batches:
             assert not living
-            return started, get_batch(all_effects), get_collected(effects)
-        effects = []
+            return list(driver.groups.values()), driver.batches, get_collected(effects)
     raise AssertionError("the step never ended")

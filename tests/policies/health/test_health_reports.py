@@ -11,6 +11,7 @@ from asterism.bus.codec import decode, encode
 from asterism.configs.schema.health import HealthConfig
 from asterism.policies.decider import Send
 from asterism.policies.recorder import Recorder
+from tests.policies.arbiter.leases import load
 
 TOO_LONG = msg.StepCounts(
     msg.TaskCounts(groups=2, trajectories=8, positives=4, reward=4.0), endings={"length": 6, "answered": 2}
@@ -101,25 +102,6 @@ def test_a_replay_repeats_reports_and_states_byte_for_byte() -> None:
 # ---------------------------------------------------------------- recomputed tokens
 
 
-def load(prefilled: int, recomputed: int, engine: str = "generator-0", incarnation: int = 1) -> msg.EngineLoadReported:
-    return msg.EngineLoadReported(
-        engine=engine,
-        version=1,
-        running=0,
-        waiting=0,
-        used_tokens=0,
-        cached_tokens=0,
-        decode_steps=0,
-        generated_tokens=0,
-        prefilled_tokens=prefilled,
-        recomputed_tokens=recomputed,
-        evicted_tokens=0,
-        preempted=0,
-        busy_s=0.0,
-        incarnation=incarnation,
-    )
-
-
 def get_recomputed_share(recorder: Recorder, step: int, *loads: msg.EngineLoadReported) -> float | None:
     """Return the share of a step during which engines report their counters."""
     *before, synced = list_step_events(step)
@@ -131,17 +113,22 @@ def get_recomputed_share(recorder: Recorder, step: int, *loads: msg.EngineLoadRe
 def test_the_share_of_recomputed_tokens_covers_all_engines_since_the_previous_step() -> None:
     recorder = Recorder(steps=9)
     assert get_recomputed_share(recorder, 1) is None
-    assert get_recomputed_share(recorder, 2, load(100, 0), load(100, 50, "generator-1")) == 0.25
-    assert get_recomputed_share(recorder, 3, load(200, 100)) == 1.0
-    assert get_recomputed_share(recorder, 4, load(200, 100)) is None
+    assert (
+        get_recomputed_share(
+            recorder, 2, load(prefilled=100, recomputed=0), load("generator-1", prefilled=100, recomputed=50)
+        )
+        == 0.25
+    )
+    assert get_recomputed_share(recorder, 3, load(prefilled=200, recomputed=100)) == 1.0
+    assert get_recomputed_share(recorder, 4, load(prefilled=200, recomputed=100)) is None
 
 
 def test_the_counters_of_a_restarted_engine_begin_at_0() -> None:
     recorder = Recorder(steps=9)
-    assert get_recomputed_share(recorder, 1, load(1000, 0)) == 0.0
-    assert get_recomputed_share(recorder, 2, load(40, 10, incarnation=2)) == 0.25
+    assert get_recomputed_share(recorder, 1, load(prefilled=1000, recomputed=0)) == 0.0
+    assert get_recomputed_share(recorder, 2, load(prefilled=40, recomputed=10, incarnation=2)) == 0.25
     with pytest.raises(msg.ProtocolError, match="incarnation 1 of generator-0 had already left"):
-        recorder.decide(0.0, load(2000, 0))
+        recorder.decide(0.0, load(prefilled=2000, recomputed=0))
 
 
 def test_lasting_recomputation_is_reported() -> None:
@@ -149,6 +136,6 @@ def test_lasting_recomputation_is_reported() -> None:
     counts = msgspec.structs.replace(TOO_LONG, endings={"answered": 8})
     for step in range(1, 6):
         *before, synced = list_step_events(step, counts)
-        sends = decide_all(recorder, [*before, load(100 * step, 50 * step), synced])
+        sends = decide_all(recorder, [*before, load(prefilled=100 * step, recomputed=50 * step), synced])
         reported += [send.message.check for send in sends if isinstance(send.message, msg.HealthReported)]
     assert reported == ["recomputation"] * 2  # to metrics and launcher

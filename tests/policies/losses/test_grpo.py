@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from asterism.policies.losses import token_scores
 from asterism.policies.losses.grpo import compute_grpo_loss, compute_sft_loss
 from asterism.policies.losses.policy_loss import LossInput, LossOutput, compute_policy_metrics
 from asterism.policies.losses.token_scores import TokenScores, compute_token_scores
@@ -29,10 +28,10 @@ class Example:
         self.behaviour_BT = -torch.rand(B, T, generator=generator) * 4
         self.advantages_B = torch.randn(B, generator=generator)
 
-    def scores(self, temperature: float = 1.0) -> TokenScores:
+    def scores(self) -> TokenScores:
         rows, columns = self.mask_BT.nonzero(as_tuple=True)
         hidden_NE = self.hidden_BTE[rows, columns - 1]
-        return compute_token_scores(hidden_NE, self.output_VE, self.tokens_BT[self.mask_BT], temperature)
+        return compute_token_scores(hidden_NE, self.output_VE, self.tokens_BT[self.mask_BT])
 
     def loss_input(self, tokens: int) -> LossInput:
         rows, _ = self.mask_BT.nonzero(as_tuple=True)
@@ -139,25 +138,6 @@ def test_the_losses_of_micro_batches_add_up_to_the_loss_of_their_minibatch() -> 
     added = sum(part.grpo(tokens).loss for part in parts)
     expected = sum(plain_grpo(part)[0] * len(part.counted()) for part in parts) / tokens
     assert_close(added, expected)
-
-
-def test_chunked_logits_give_the_same_scores_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    example = Example(2)
-    at_once = example.scores()
-    monkeypatch.setattr(token_scores, "count_chunk_tokens", lambda *_: 4)
-    in_pieces = example.scores()
-    assert_close(in_pieces, at_once)
-    assert_close(example.gradients(in_pieces.logprobs_N.sum()), example.gradients(at_once.logprobs_N.sum()))
-
-
-def test_logprobs_and_entropies_are_those_of_the_tempered_distribution() -> None:
-    example = Example(3)
-    scores = example.scores(temperature=0.7)
-    for n, (b, t) in enumerate(example.counted()):
-        p_V = torch.softmax(example.output_VE @ example.hidden_BTE[b, t - 1] / 0.7, dim=0)
-        assert_close(scores.logprobs_N[n], p_V[example.tokens_BT[b, t]].log())
-        assert_close(scores.entropies_N[n], -(p_V * p_V.log()).sum())
-    assert not scores.entropies_N.requires_grad
 
 
 def test_a_micro_batch_without_loss_tokens_gives_zeros() -> None:

@@ -57,6 +57,7 @@ def test_scores_and_gradients_are_those_of_a_softmax_in_float64(
     expected = score_exactly(hidden_NE, weight_VE, targets_N, temperature)
     for one, other in zip(found, expected, strict=True):
         assert_close(one, other, rtol=1e-12, atol=1e-12)
+    assert found.entropies_N.requires_grad == (entropy_factor > 0)
     inputs = [hidden_NE, weight_VE]
     gradients = torch.autograd.grad(combine(*found, entropy_factor), inputs)
     for one, other in zip(gradients, torch.autograd.grad(combine(*expected, entropy_factor), inputs), strict=True):

@@ -73,6 +73,15 @@ class Conversation:
         return TOKENIZER.decode(msg.bytes_to_ids(self.rollout.trajectories[0].record.token_ids))
 
 
+def open_room(*turns: str, **changes: object) -> Conversation:
+    """Return a conversation with an opened environment, after these turns of the model."""
+    made = Conversation(**changes)  # pyright: ignore[reportArgumentType]
+    made.answer(msg.OPENING_CALL, "room")
+    for turn in turns:
+        made.say(turn)
+    return made
+
+
 def make_group(task: str, size: int = 1, group_id: int = 0, first: int = 0) -> msg.StartGroup:
     return start_group(size, first, group_id=group_id, row=ROW, task=task)
 

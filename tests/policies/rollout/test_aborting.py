@@ -5,7 +5,7 @@ import pytest
 from asterism.bus import messages as msg
 from asterism.policies.decider import Send
 from asterism.policies.rollout.rollout import Rollout
-from tests.fakes import ANSWER, CALL, generated, rules, start_group
+from tests.fakes import ANSWER, CALL, TOKENIZER, generated, rules, start_group
 
 EXECUTOR = "executor-0/1"
 ABORT = msg.GroupAborted(0, 0, 1, "the step ended without it")
@@ -70,24 +70,24 @@ def test_an_aborted_trajectory_ends_when_its_engine_leaves() -> None:
     assert not made.trajectories
 
 
-def test_an_abort_during_a_call_ends_the_session_and_the_result_is_late() -> None:
-    made = rollout(granted(), generated(0, 0, CALL))
+@pytest.mark.parametrize(
+    ("said", "released", "late"),
+    [
+        (CALL, ["generator-0", "head/arbiter"], msg.CodeFinished(0, 0, msg.CodeOk(msg.Output("1")), 0.1, EXECUTOR)),
+        (ANSWER, [], msg.AnswerGraded(0, 1.0, 0.1, EXECUTOR)),  # the lease was released with the answer
+    ],
+    ids=["call", "grading"],
+)
+def test_an_abort_during_a_call_or_its_grading_ends_the_session_and_the_result_is_late(
+    said: str, released: list[str], late: msg.AnyMessage
+) -> None:
+    made = rollout(granted(), generated(0, 0, said))
     effects = list(made.decide(2.0, ABORT))
-    assert ends(effects)[0].response_tokens == len(CALL.replace("<tool_call>", "<").replace("</tool_call>", ">")) + 1
+    assert ends(effects)[0].response_tokens == len(TOKENIZER.encode(said, trusted=True)) + 1
     assert Send(EXECUTOR, msg.SessionEnded(0)) in effects
-    assert released_by(effects) == ["generator-0", "head/arbiter"]
+    assert released_by(effects) == released
     assert made.placement.loads[EXECUTOR].open_calls == 0
-    assert list(made.decide(3.0, msg.CodeFinished(0, 0, msg.CodeOk(msg.Output("1")), 0.1, EXECUTOR))) == []
-
-
-def test_an_abort_during_grading_stops_it_and_the_grade_is_late() -> None:
-    made = rollout(granted(), generated(0, 0, ANSWER))
-    effects = list(made.decide(2.0, ABORT))
-    assert len(ends(effects)) == 1
-    assert Send(EXECUTOR, msg.SessionEnded(0)) in effects
-    assert not released_by(effects)  # the lease was released with the answer
-    assert made.placement.loads[EXECUTOR].open_calls == 0
-    assert list(made.decide(3.0, msg.AnswerGraded(0, 1.0, 0.1, EXECUTOR))) == []
+    assert list(made.decide(3.0, late)) == []
 
 
 def test_an_aborted_trajectory_no_longer_waits_for_an_executor() -> None:

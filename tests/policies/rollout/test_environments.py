@@ -8,7 +8,18 @@ from asterism.policies.decider import Send
 from asterism.policies.rollout.trajectory import GRADING_CALL
 from asterism.policies.tools.task_description import TaskKind
 from tests.fakes import ANSWER, CALL, PROMPT, generated
-from tests.policies.rollout.conversations import FIRST, ROW, SECOND, Conversation, ask, called, find, make_group, opened
+from tests.policies.rollout.conversations import (
+    FIRST,
+    ROW,
+    SECOND,
+    Conversation,
+    ask,
+    called,
+    find,
+    make_group,
+    open_room,
+    opened,
+)
 
 # ---------------------------------------------------------------- openings
 
@@ -67,8 +78,7 @@ def test_a_first_observation_that_exceeds_the_prompt_fails_the_trajectory() -> N
 
 
 def test_the_calls_of_a_turn_are_sent_together_and_their_results_keep_the_order() -> None:
-    made = Conversation()
-    made.answer(msg.OPENING_CALL, "room")
+    made = open_room()
     sends = made.say(ask("door", "wall"))
     assert sends[:2] == [called(0, at="door"), called(1, at="wall")]
     assert isinstance(sends[2].message, msg.LeasePaused)
@@ -89,8 +99,7 @@ def test_a_timeout_is_a_result_for_the_model() -> None:
 
 
 def test_a_call_of_code_and_a_call_of_the_task_accept_only_answers_of_their_kind() -> None:
-    made = Conversation()
-    made.answer(msg.OPENING_CALL, "room")
+    made = open_room()
     sends = made.say(CALL + ask("door"))
     assert isinstance(sends[0].message, msg.CodeRequested)
     assert sends[1] == called(1, at="door")
@@ -117,9 +126,7 @@ def test_a_failed_call_is_retried_once_and_then_masks_the_trajectory(kind: TaskK
 
 
 def test_calls_after_the_end_of_a_call_are_refused_or_late() -> None:
-    made = Conversation()
-    made.answer(msg.OPENING_CALL, "room")
-    made.say(ask("door", "wall"))
+    made = open_room(ask("door", "wall"))
     made.answer(0, "a door")
     with pytest.raises(msg.ProtocolError, match="call 0 of trajectory 0 is not open"):
         made.answer(0, "a door")
@@ -152,8 +159,7 @@ def test_a_call_with_stop_ends_the_trajectory_with_the_sum_of_its_rewards() -> N
 
 
 def test_an_answer_without_a_call_ends_the_trajectory_and_the_score_closes_the_instance() -> None:
-    made = Conversation()
-    made.answer(msg.OPENING_CALL, "room")
+    made = open_room()
     sends = made.say(ANSWER)
     assert not [send for send in sends if isinstance(send.message, msg.SessionEnded)]
     assert find(sends, msg.AnswerSubmitted).answer == "2"
@@ -163,9 +169,7 @@ def test_an_answer_without_a_call_ends_the_trajectory_and_the_score_closes_the_i
 
 
 def test_a_failed_score_is_retried_once_and_never_becomes_a_reward_of_0() -> None:
-    made = Conversation()
-    made.answer(msg.OPENING_CALL, "room")
-    made.say(ANSWER)
+    made = open_room(ANSWER)
     assert isinstance(made.fail(GRADING_CALL)[0].message, msg.AnswerSubmitted)
     sends = made.fail(GRADING_CALL, "reward: boom")
     assert find(sends, msg.TrajectoryFailed).cause == "reward: boom"
@@ -196,17 +200,14 @@ def test_a_dialogue_ends_at_its_turn_limit_after_the_users_last_answer() -> None
 
 
 def test_an_environment_is_not_called_after_the_last_turn() -> None:
-    made = Conversation(max_turns=1)
-    made.answer(msg.OPENING_CALL, "room")
+    made = open_room(max_turns=1)
     assert find(made.say(ask("door")), msg.AnswerSubmitted).reward_input is not None
     assert made.grade().ending == "turns"
 
 
 @pytest.mark.parametrize("kind", ["environment", "dialogue"])
 def test_a_result_that_leaves_no_token_for_a_turn_ends_the_trajectory(kind: TaskKind) -> None:
-    made = Conversation(kind, response_tokens=150, result_characters=1000)
-    made.answer(msg.OPENING_CALL, "room")
-    made.say(ask("door"))
+    made = open_room(ask("door"), kind=kind, response_tokens=150, result_characters=1000)
     find(made.answer(0, "x" * 200), msg.AnswerSubmitted)
     assert made.grade().ending == "length"
 
@@ -224,9 +225,7 @@ def test_an_opening_moves_to_another_executor_without_a_history() -> None:
 
 
 def test_another_executor_restores_the_instance_before_the_open_call() -> None:
-    made = Conversation()
-    made.answer(msg.OPENING_CALL, "room")
-    made.say(ask("door"))
+    made = open_room(ask("door"))
     made.answer(0, msg.EnvironmentRaised("ValueError: closed"))
     made.say(ask("wall"))
     made.decide(msg.ExecutorJoined(SECOND, 4))
@@ -242,9 +241,7 @@ def test_another_executor_restores_the_instance_before_the_open_call() -> None:
 
 
 def test_a_score_moves_with_its_instance() -> None:
-    made = Conversation()
-    made.answer(msg.OPENING_CALL, "room")
-    made.say(ANSWER)
+    made = open_room(ANSWER)
     made.decide(msg.ExecutorJoined(SECOND, 4))
     sends = made.decide(msg.ExecutorLeft(FIRST, "killed"))
     assert [type(send.message) for send in sends] == [
@@ -256,8 +253,7 @@ def test_a_score_moves_with_its_instance() -> None:
 
 
 def test_an_instance_is_restored_with_its_next_call_after_its_executor_left_between_calls() -> None:
-    made = Conversation()
-    made.answer(msg.OPENING_CALL, "room")
+    made = open_room()
     made.decide(msg.ExecutorLeft(FIRST, "killed"))
     made.decide(msg.ExecutorJoined(SECOND, 4))
     restored, call = made.say(ask("door"))[-2:]
@@ -288,24 +284,15 @@ def test_a_call_that_was_lost_twice_fails_the_trajectory() -> None:
 # ---------------------------------------------------------------- aborts and tasks
 
 
-@pytest.mark.parametrize("is_opening", [True, False])
-def test_an_abort_during_a_call_ends_the_instance(is_opening: bool) -> None:
-    made = Conversation()
-    if not is_opening:
-        made.answer(msg.OPENING_CALL, "room")
-        made.say(ask("door"))
+@pytest.mark.parametrize("during", ["opening", "call", "lease"])
+def test_an_abort_ends_the_instance(during: str) -> None:
+    made = Conversation() if during == "opening" else open_room(*([ask("door")] if during == "call" else []))
     sends = made.decide(msg.GroupAborted(0, 0, 1, "the step ended"))
     assert Send(FIRST, msg.SessionEnded(0)) in sends
     assert find(sends, msg.TrajectoryAborted).cause == "the step ended"
-    assert made.answer(msg.OPENING_CALL if is_opening else 0, "late") == []
+    if during != "lease":
+        assert made.answer(msg.OPENING_CALL if during == "opening" else 0, "late") == []
     assert not made.rollout.trajectories
-
-
-def test_an_aborted_trajectory_without_an_open_call_also_ends_its_instance() -> None:
-    made = Conversation()
-    made.answer(msg.OPENING_CALL, "room")
-    sends = made.decide(msg.GroupAborted(0, 0, 1, "the step ended"))
-    assert Send(FIRST, msg.SessionEnded(0)) in sends
 
 
 def test_groups_of_several_tasks_share_a_rollout_process() -> None:

@@ -94,29 +94,6 @@ def test_the_least_busy_executors_receive_the_open_calls_of_a_departed_executor(
     assert {name: load.open_calls for name, load in process.rollout.placement.loads.items()} == {"b": 3, "c": 2}
 
 
-def test_a_retried_call_fails_with_its_executor_and_is_reported() -> None:
-    process = Process(1, msg.ExecutorJoined("a", 1), msg.ExecutorJoined("b", 1))
-    process.generate(0, CALL)
-    process.decide(msg.ExecutorLeft("a", "a ended with exit code -9"))
-    left = process.decide(msg.ExecutorLeft("b", "b ended with exit code -9"))
-    failed = [send.message for send in left if isinstance(send.message, msg.TrajectoryFailed)]
-    assert failed == [msg.TrajectoryFailed(0, 0, "executor left: b ended with exit code -9")]
-    assert left[-1] == Send("launcher", msg.CallsRescheduled("b", sent=0, waiting=0, lost=1))
-    assert not process.rollout.trajectories
-
-
-def test_the_notebook_is_restored_once_before_the_next_call() -> None:
-    process = Process(1, msg.ExecutorJoined("a", 1), msg.ExecutorJoined("b", 1))
-    (first,) = [send.message for send in process.generate(0, CALL) if isinstance(send.message, msg.CodeRequested)]
-    process.answer(0, 0, "a")
-    assert process.decide(msg.ExecutorLeft("a", "gone")) == []
-    asked = process.generate(0, CALL)
-    assert [type(send.message) for send in asked] == [msg.LeasePaused, msg.SessionRestored, msg.CodeRequested]
-    assert asked[1] == Send("b", msg.SessionRestored(0, (first,)))
-    process.answer(0, 1, "b")
-    assert [type(send.message) for send in process.generate(0, CALL)] == [msg.CodeRequested, msg.LeasePaused]
-
-
 @pytest.mark.parametrize(
     ("outcome", "kept"),
     [

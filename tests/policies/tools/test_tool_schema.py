@@ -1,8 +1,10 @@
 """Schemas of tools, derived from signatures and docstrings."""
 
+import inspect
 import json
+import typing
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, Optional, Union
+from typing import Annotated, Any
 
 import pytest
 from transformers.utils import get_json_schema  # pyright: ignore
@@ -36,73 +38,27 @@ def no_parameters() -> None:
     """Ring the bell."""
 
 
-def plain_types(a: str, b: int, c: float, d: bool, e: None, f: Any) -> None:
-    """Take all plain types.
-
-    Args:
-        a: A text.
-        b: A count.
-        c: A length in m, such as 1.5: the default.
-        d: A switch.
-        e: Nothing.
-        f: Anything.
-    """
-
-
-def optionals(a: Optional[str] = None, b: int | None = None, c: Union[list[int], None] = None) -> None:  # noqa: UP007, UP045
-    """Take nothing, if need be.
-
-    Args:
-        a: A text.
-        b: A count.
-        c: Some counts.
-    """
+DESCRIPTIONS = ("A text.", "A count.", "A length in m, such as 1.5: the default.", "A switch.", "Nothing.", "Anything.")
+# Parameters of tools without a result.
+SIGNATURES = {
+    "plain_types": "a: str, b: int, c: float, d: bool, e: None, f: Any",
+    "optionals": "a: Optional[str] = None, b: int | None = None, c: Union[list[int], None] = None",
+    "unions": "a: str | int, b: float | int | None, c: list[str] | str, d: dict[str, int] | list[int] | None",
+    "lists": "a: list[str], b: list[list[float]], c: list, d: list[dict[str, int]]",
+    "dictionaries": "a: dict[str, float], b: dict, c: dict[str, list[str | int]]",
+    "literals": 'a: Literal["x", "y"], b: Literal[1, 2, "all"], c: Literal[True], d: Literal["x", None], e: Literal["z"] | None',
+    "annotated": 'a: Annotated[int, "Not shown."], b: Annotated[list[str], "Not shown."] | None = None',
+}
 
 
-def unions(a: str | int, b: float | int | None, c: list[str] | str, d: dict[str, int] | list[int] | None) -> None:
-    """Take one of several types.
-
-    Args:
-        a: A text or a count.
-        b: A number.
-        c: Texts.
-        d: Numbers.
-    """
-
-
-def lists(a: list[str], b: list[list[float]], c: list, d: list[dict[str, int]]) -> None:  # type: ignore
-    """Take lists.
-
-    Args:
-        a: Texts.
-        b: A matrix.
-        c: Anything.
-        d: Counts.
-    """
-
-
-def dictionaries(a: dict[str, float], b: dict, c: dict[str, list[str | int]]) -> None:  # type: ignore
-    """Take objects.
-
-    Args:
-        a: Lengths.
-        b: Anything.
-        c: Texts by name.
-    """
-
-
-def literals(
-    a: Literal["x", "y"], b: Literal[1, 2, "all"], c: Literal[True], d: Literal["x", None], e: Literal["z"] | None
-) -> None:
-    """Take a choice.
-
-    Args:
-        a: A letter.
-        b: A count.
-        c: Always.
-        d: A letter or nothing.
-        e: The last letter or nothing.
-    """
+def define(name: str, parameters: str, *descriptions: str) -> Callable[..., object]:
+    """Define a function whose docstring has these descriptions of its parameters."""
+    namespace = dict(vars(typing))
+    exec(f"def {name}({parameters}) -> None: pass", namespace)
+    names = inspect.signature(namespace[name]).parameters
+    lines = [f"    {each}: {text}" for each, text in zip(names, descriptions, strict=False)]
+    namespace[name].__doc__ = "\n".join(["Look up.", *(["", "Args:", *lines] if lines else [])])
+    return namespace[name]
 
 
 def choices(drink: str, sizes: int = 1) -> None:
@@ -111,15 +67,6 @@ def choices(drink: str, sizes: int = 1) -> None:
     Args:
         drink: The drink (choices: ["tea", "coffee "])
         sizes: How large. (Choices: [1, 2])
-    """
-
-
-def annotated(a: Annotated[int, "Not shown."], b: Annotated[list[str], "Not shown."] | None = None) -> None:
-    """Take annotated types.
-
-    Args:
-        a: A count.
-        b: Some texts.
     """
 
 
@@ -157,8 +104,8 @@ class Shelf:
 
 
 TOOLS: list[Callable[..., object]] = [
-    *(lookup, no_parameters, plain_types, optionals, unions, lists, dictionaries, literals, choices),
-    *(annotated, quoted_types, asynchronous, Shelf.find, Shelf().find, Shelf.has_no_parameters),
+    *(lookup, no_parameters, choices, quoted_types, asynchronous, Shelf.find, Shelf().find, Shelf.has_no_parameters),
+    *(define(name, parameters, *DESCRIPTIONS) for name, parameters in SIGNATURES.items()),
 ]
 
 
@@ -207,73 +154,7 @@ def test_further_lines_and_types_in_the_docstring_belong_to_their_parameter() ->
 def without_docstring(k: int) -> None: ...
 
 
-def without_annotation(k) -> None:  # type: ignore
-    """Look up.
-
-    Args:
-        k: The number of results.
-    """
-
-
-def without_description(k: int) -> None:
-    """Look up."""
-
-
-def with_a_set(k: int, names: set[str]) -> None:
-    """Look up.
-
-    Args:
-        k: The number of results.
-        names: Where.
-    """
-
-
-def with_positions(*k: int) -> None:
-    """Look up.
-
-    Args:
-        k: The number of results.
-    """
-
-
-def with_numbered_keys(k: dict[int, str]) -> None:
-    """Look up.
-
-    Args:
-        k: The number of results.
-    """
-
-
-def with_a_literal_of_bytes(k: Literal[b"1"]) -> None:
-    """Look up.
-
-    Args:
-        k: The number of results.
-    """
-
-
-def with_wrong_choices(k: int) -> None:
-    """Look up.
-
-    Args:
-        k: The number of results. (choices: ["one"])
-    """
-
-
-def with_broken_choices(k: int) -> None:
-    """Look up.
-
-    Args:
-        k: The number of results. (choices: [1, )
-    """
-
-
-def with_an_unknown_type(k: "Unknown") -> None:  # type: ignore # noqa: F821
-    """Look up.
-
-    Args:
-        k: The number of results.
-    """
+K = "The number of results."
 
 
 @pytest.mark.parametrize(
@@ -281,15 +162,15 @@ def with_an_unknown_type(k: "Unknown") -> None:  # type: ignore # noqa: F821
     [
         (without_docstring, ["without_docstring", "Google docstring"]),
         (3, ["3: a tool is a function"]),
-        (without_annotation, ["without_annotation, parameter 'k'", "no type annotation"]),
-        (without_description, ["without_description, parameter 'k'", "no description", "`Args:`"]),
-        (with_a_set, ["with_a_set, parameter 'names'", "set[str] is not supported", "list[T]"]),
-        (with_positions, ["with_positions, parameter 'k'", "*args"]),
-        (with_numbered_keys, ["parameter 'k'", "dict[int, str] is not supported"]),
-        (with_a_literal_of_bytes, ["parameter 'k'", "Literal"]),
-        (with_wrong_choices, ["parameter 'k'", 'must be an integer, not "one"']),
-        (with_broken_choices, ["parameter 'k'", "not a JSON list"]),
-        (with_an_unknown_type, ["with_an_unknown_type", "'Unknown' is not defined"]),
+        (define("f", "k", K), ["f, parameter 'k'", "no type annotation"]),
+        (define("f", "k: int"), ["f, parameter 'k'", "no description", "`Args:`"]),
+        (define("f", "a: int, b: set[str]", K, "Where."), ["f, parameter 'b'", "set[str] is not supported", "list[T]"]),
+        (define("f", "*k: int", K), ["f, parameter 'k'", "*args"]),
+        (define("f", "k: dict[int, str]", K), ["parameter 'k'", "dict[int, str] is not supported"]),
+        (define("f", 'k: Literal[b"1"]', K), ["parameter 'k'", "Literal"]),
+        (define("f", "k: int", f'{K} (choices: ["one"])'), ["parameter 'k'", 'must be an integer, not "one"']),
+        (define("f", "k: int", f"{K} (choices: [1, )"), ["parameter 'k'", "not a JSON list"]),
+        (define("f", 'k: "Unknown"', K), ["f", "'Unknown' is not defined"]),
     ],
 )
 def test_an_error_names_the_function_and_the_parameter(tool: Any, parts: list[str]) -> None:

@@ -1,12 +1,13 @@
-"""A running sandbox in which hostile programs run next to neighbours, one program at a time."""
+"""A running sandbox in which hostile programs run next to neighbours, several at a time or alone."""
 
 import asyncio
 import itertools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from asterism.bus.messages import CodeOutcome, CodeTimedOut
+from asterism.bus.messages import CodeOk, CodeOutcome, CodeTimedOut, Output
 from asterism.configs.schema.machines import SandboxConfig
 from asterism.sandbox.contract import SandboxFailure
 from asterism.sandbox.select_backend import make_sandbox
@@ -25,6 +26,7 @@ _NEIGHBOUR = 1  # trajectory id of the neighbour
 MAX_REPEATS = 2  # repeats after a timeout: a busy machine causes one, but hardly three in a row
 _SETTLE_S = 20.0  # time for the removal of a call's leftovers; later ones fail the test
 _MARKER = "secret of a neighbour"
+NOTEBOOK_IS_KEPT = CodeOk(Output("['kept']\n"))
 
 _OPEN_NEIGHBOUR = f"""
 import os
@@ -50,6 +52,14 @@ class Encounter(NamedTuple):
     neighbours: list[str]  # outcome of each call of the neighbour
     unharmed: list[str]  # outcomes of the neighbour's calls without a hostile program
     leftovers: dict[str, Any]
+
+    def is_expected(self, hostile: Hostile) -> bool:
+        """Return whether the program ended as its record allows, kept its notebook and harmed nothing."""
+        ends = [any(end.fits(found) for end in hostile.list_ends(form)) for form, found in self.outcomes.items()]
+        is_kept = self.later in (None, NOTEBOOK_IS_KEPT)
+        if not hostile.keeps_notebook:
+            is_kept = not isinstance(self.later, SandboxFailure)
+        return all(ends) and is_kept and self.neighbours == self.unharmed and not self.leftovers
 
     def has_unexpected_timeout(self, hostile: Hostile) -> bool:
         own = [] if hostile.reaches_limit else self.outcomes.values()
@@ -86,13 +96,21 @@ class Arena:
     def has_namespaces(self) -> bool:
         return bool(self.client.isolation.namespaces)
 
+    def meet_all(self, programs: Sequence[Hostile]) -> list[Encounter]:
+        """Run programs at the same time. If one encounter is not expected, run each program alone instead."""
+        encounters = self.run(self._meet(*programs))
+        if all(each.is_expected(hostile) for each, hostile in zip(encounters, programs, strict=True)):
+            return encounters
+        self.record_state()
+        return [self.meet(hostile) for hostile in programs]
+
     def meet(self, hostile: Hostile) -> Encounter:
         """Run a hostile program; repeat an encounter with a timeout that the program may not cause."""
-        encounter = self.run(self._meet(hostile))
+        (encounter,) = self.run(self._meet(hostile))
         for _ in range(MAX_REPEATS):
             if not encounter.has_unexpected_timeout(hostile):
                 break
-            encounter = self.run(self._meet(hostile))
+            (encounter,) = self.run(self._meet(hostile))
         if encounter.leftovers or encounter.neighbours != encounter.unharmed:
             self.record_state()  # otherwise, the next program would be blamed
         return encounter
@@ -127,23 +145,33 @@ class Arena:
         await self.client.grade("x+1", "1+x")
         self.secrets = [self.secret, *footprint.read_container_secrets(self.client)]
 
-    async def _meet(self, hostile: Hostile) -> Encounter:
-        trajectory = next(self._trajectories)
-        code = self._fill_placeholders(hostile.code)
-        await self.client.printed("kept = ['kept']", trajectory)
-        forms: list[Form] = [form for form in hostile.forms if form == "program"]
-        runs = [self._outcome(self.client.program(code, hostile.stdin, trajectory)) for _ in forms]
-        if "cell" in hostile.forms:
-            forms.append("cell")
-            runs.append(self._outcome(self.client.cell(code if hostile.shows else code + "\nNone", trajectory)))
+    async def _meet(self, *programs: Hostile) -> list[Encounter]:
+        """Run the programs at the same time. Their encounters have the same neighbours and leftovers."""
+        running = [(self._fill_placeholders(hostile), next(self._trajectories)) for hostile in programs]
+        await asyncio.gather(*(self.client.printed("kept = ['kept']", trajectory) for _, trajectory in running))
         concurrent = asyncio.gather(self._ask_notebook(), self._ask_program())
-        outcomes = dict(zip(forms, await asyncio.gather(*runs), strict=True))
+        ended = await asyncio.gather(*(self._run_forms(*each) for each in running))
         neighbours = list(await concurrent)
-        later = await self._outcome(self.client.cell("kept", trajectory)) if "cell" in forms else None
+        later = [
+            await self._outcome(self.client.cell("kept", trajectory)) if "cell" in hostile.forms else None
+            for hostile, trajectory in running
+        ]
         neighbours += [await self._ask_notebook(), await self._ask_program()]
-        await self.client.sandbox.end_notebook(trajectory)
-        after = await self._wait_until_settled(self._before)
-        return Encounter(outcomes, later, neighbours, self.unharmed, footprint.find_leftovers(self._before, after))
+        for _, trajectory in running:
+            await self.client.sandbox.end_notebook(trajectory)
+        leftovers = footprint.find_leftovers(self._before, await self._wait_until_settled(self._before))
+        return [
+            Encounter(outcomes, kept, neighbours, self.unharmed, leftovers)
+            for outcomes, kept in zip(ended, later, strict=True)
+        ]
+
+    async def _run_forms(self, hostile: Hostile, trajectory: int) -> dict[Form, CodeOutcome | SandboxFailure]:
+        runs: dict[Form, Any] = {
+            "program": lambda: self.client.program(hostile.code, hostile.stdin, trajectory),
+            "cell": lambda: self.client.cell(hostile.code + ("" if hostile.shows else "\nNone"), trajectory),
+        }
+        outcomes = await asyncio.gather(*(self._outcome(runs[form]()) for form in hostile.forms))
+        return dict(zip(hostile.forms, outcomes, strict=True))
 
     async def _outcome(self, result: Any) -> CodeOutcome | SandboxFailure:
         try:
@@ -169,7 +197,9 @@ class Arena:
             last = now
             await asyncio.sleep(0.02 if before else 0.3)
 
-    def _fill_placeholders(self, code: str) -> str:
+    def _fill_placeholders(self, hostile: Hostile) -> Hostile:
+        if "@" not in hostile.code:
+            return hostile
         neighbours = footprint.find_owners(self.client, "mine")
         pids = [*neighbours, *self._before.servers, os.getpid(), *({os.getppid()} - {1})]  # 1 is also a call's own pid
         folders = [
@@ -180,6 +210,7 @@ class Arena:
             record.NEIGHBOURS: repr(pids),
             record.NEIGHBOUR_FOLDERS: repr(list(dict.fromkeys(folders))),
         }
+        code = hostile.code
         for mark, value in known.items():
             code = code.replace(mark, value)
-        return code
+        return hostile._replace(code=code)

@@ -1,6 +1,6 @@
 """Attacks on the descriptors of a call: its pipes, and the harness's socket for answers."""
 
-from tests.sandbox.hostile.record import any_outcome, died, hostile, ok, printed, raised, timed_out
+from tests.sandbox.hostile.record import any_outcome, died, hostile, printed, raised, read_programs, timed_out
 
 # "a", bytes of the outcome's text, nonce, cells; then the text. See asterism.sandbox.inside.wire.call_wire.
 _ANSWER = "import os, struct\ndef answer(text, nonce): return struct.pack('<cIQI', b'a', len(text), nonce, 1) + text\n"
@@ -48,10 +48,9 @@ _FILL_THE_SOCKET = {
     "writes zeros to the harness's socket": "import os\nwhile True: os.write(3, bytes(65536))",
 }
 
-DESCRIPTORS = [
-    hostile(
-        "has no descriptor but its own four",
-        """
+_PROGRAMS = {
+    "has no descriptor but its own four": """
+        # printed("True\\n"), forms=("program",)
         import os, stat
         found = []
         for fd in range(1024):
@@ -59,12 +58,8 @@ DESCRIPTORS = [
             except OSError: pass
         print(found == [(0, stat.S_IFCHR), (1, stat.S_IFIFO), (2, stat.S_IFIFO), (3, stat.S_IFSOCK)])
         """,
-        printed("True\n"),
-        forms=("program",),
-    ),
-    hostile(
-        "has no descriptor in a cell but its own four and the notebook's duplicates of three",
-        """
+    "has no descriptor in a cell but its own four and the notebook's duplicates of three": """
+        # printed("True\\n"), forms=("cell",)
         import os, stat
         found = []
         for fd in range(1024):
@@ -72,12 +67,8 @@ DESCRIPTORS = [
             except OSError: pass
         print(found == [stat.S_IFCHR, stat.S_IFIFO, stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR, stat.S_IFIFO, stat.S_IFIFO])
         """,
-        printed("True\n"),
-        forms=("cell",),
-    ),
-    hostile(
-        "forges results on every descriptor",
-        """
+    "forges results on every descriptor": """
+        # died()
         import os, json
         for call in range(300):
             frame = json.dumps({'id': call, 'kind': 'ok', 'details': [], 'stdout': 'forged', 'stderr': '', 'stdout_cut': 0,
@@ -87,8 +78,29 @@ DESCRIPTORS = [
                 except OSError: pass
         print('mine')
         """,
-        died(),
-    ),
+    "passes descriptors to the harness": """
+        # *any_outcome()
+        import os, socket
+        harness = socket.socket(fileno=os.dup(3))
+        try:
+            for _ in range(100): socket.send_fds(harness, [b'x'], [0, 1, 2, 3])
+        except OSError: pass
+        """,
+    "lets a thread read from the harness's socket": """
+        # ok(), keeps_notebook=False, outlives_answer=True
+        import os, threading
+        threading.Thread(target=lambda: [os.read(3, 1 << 20) for _ in range(99)], daemon=True).start()
+        """,
+    "reads its standard input from the descriptor, and again": """
+        # printed("b'abc' 0 b'abc'\\n"), raised("OSError", "b'abc' 0 b'abc'\\n"), forms=("program",), stdin="abc"
+        import os
+        print(os.read(0, 100), os.lseek(0, 0, 0), os.read(0, 100))
+        os.write(0, b'x')
+        """,
+}
+
+DESCRIPTORS = [
+    *read_programs(_PROGRAMS),
     hostile(
         "says hello as a fork server does",
         'import os\nframe = b\'{"hello": "bare", "namespaces": [], "missing": []}\'\n'
@@ -151,37 +163,11 @@ DESCRIPTORS = [
         "import os, sys\na, b = os.dup(1), os.dup(2)\nos.dup2(a, 2)\nos.dup2(b, 1)\nprint('x', file=sys.stderr)",
         printed("x\n"),
     ),
-    hostile(
-        "passes descriptors to the harness",
-        """
-        import os, socket
-        harness = socket.socket(fileno=os.dup(3))
-        try:
-            for _ in range(100): socket.send_fds(harness, [b'x'], [0, 1, 2, 3])
-        except OSError: pass
-        """,
-        *any_outcome(),
-    ),
     hostile("reads from the harness's socket", "import os\nprint(len(os.read(3, 1 << 20)))", timed_out("")),
-    hostile(
-        "lets a thread read from the harness's socket",
-        "import os, threading\nthreading.Thread(target=lambda: [os.read(3, 1 << 20) for _ in range(99)], daemon=True).start()",
-        ok(),
-        keeps_notebook=False,
-        outlives_answer=True,
-    ),
     hostile(
         "waits on standard input",
         "import sys\nprint(repr(sys.stdin.read()), repr(sys.stdin.readline()))\ninput()",
         raised("EOFError", "'' ''\n"),
-    ),
-    hostile(
-        "reads its standard input from the descriptor, and again",
-        "import os\nprint(os.read(0, 100), os.lseek(0, 0, 0), os.read(0, 100))\nos.write(0, b'x')",
-        printed("b'abc' 0 b'abc'\n"),
-        raised("OSError", "b'abc' 0 b'abc'\n"),
-        forms=("program",),
-        stdin="abc",
     ),
     hostile("reads from its own output", "import os\nos.read(1, 1)", raised("OSError: [Errno 9]")),
     hostile(

@@ -7,16 +7,16 @@ import os
 
 import pytest
 
-from asterism.bus.messages import CodeOk, Output
 from asterism.sandbox.contract import SandboxFailure
-from tests.sandbox.hostile.arena import Arena, Encounter
+from tests.sandbox.hostile.arena import NOTEBOOK_IS_KEPT, Arena, Encounter
 from tests.sandbox.hostile.catalogue import HOSTILE
+from tests.sandbox.hostile.conftest import Batches
 from tests.sandbox.hostile.record import Ending, Hostile
 from tests.sandbox.hostile.without_namespaces import KNOWN_ESCAPES, get_skip_reason
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_program_that(arena_pair: list[Arena], name: str) -> None:
+def test_a_program_that(arena_pair: list[Arena], batches: Batches, name: str) -> None:
     hostile = HOSTILE[name]
     arena = arena_pair[hostile.reaches_limit]
     escape = None
@@ -27,7 +27,7 @@ def test_a_program_that(arena_pair: list[Arena], name: str) -> None:
         escape = KNOWN_ESCAPES.get(name)
         if escape is not None and landlock >= escape.landlock_stops_since:
             escape = None
-    encounter = arena.meet(hostile)
+    encounter = batches.meet(arena, hostile)
     assert encounter.neighbours == encounter.unharmed
     assert encounter.leftovers == {}
     if escape is None:
@@ -37,7 +37,7 @@ def test_a_program_that(arena_pair: list[Arena], name: str) -> None:
         _check_escaped(encounter, hostile, escape.ends)
         assert any(escape.warning in sentence for sentence in arena.client.isolation.missing)
     if hostile.keeps_notebook and encounter.later is not None:
-        assert encounter.later == CodeOk(Output("['kept']\n"))
+        assert encounter.later == NOTEBOOK_IS_KEPT
     assert not isinstance(encounter.later, SandboxFailure)
 
 

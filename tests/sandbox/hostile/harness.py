@@ -9,7 +9,7 @@ from asterism.sandbox.inside.server.fork_server import ForkServer
 from asterism.sandbox.inside.server.warm_processes import WarmProcesses
 from asterism.sandbox.inside.wire.call_wire import CallRequest
 from asterism.sandbox.inside.wire.server_settings import ServerSettings
-from tests.sandbox.hostile.record import any_outcome, died, hostile, ok, printed, raised, timed_out
+from tests.sandbox.hostile.record import any_outcome, died, hostile, ok, printed, read_programs, timed_out
 
 # Attributes of the harness that attacks use, by class. tests/sandbox/test_hostile_catalogue.py checks them.
 ATTACKED: dict[type, tuple[str, ...]] = {
@@ -90,41 +90,26 @@ _HARM_THEIR_OWN_CALL = {
         """,
 }
 
-HARNESS = [
-    hostile(
-        "replaces print, exit and the display hook",
-        """
+_PROGRAMS = {
+    "replaces print, exit and the display hook": """
+        # printed(""), keeps_notebook=False  # `print` no longer works
         import builtins, sys
         builtins.print = builtins.repr = builtins.exit = builtins.input = None
         sys.displayhook = None
         """,
-        printed(""),
-        keeps_notebook=False,  # `print` no longer works
-    ),
-    *[hostile(name, code, *any_outcome(), keeps_notebook=False) for name, code in _HARM_THEIR_OWN_CALL.items()],
-    hostile("replaces os.write", "import os\nos.write = lambda fd, data: 0", timed_out(), keeps_notebook=False),
-    hostile(
-        "replaces os._exit",
-        "import os, time\nos._exit = lambda code: time.sleep(60)\nprint('x')",
-        ok(),  # the answer counts, and the process is killed
-        keeps_notebook=False,
-        outlives_answer=True,
-    ),
-    hostile(
-        "puts a stream that hangs in place of the output",
-        "import sys, time\nclass Stream:\n    def flush(self): time.sleep(60)\nsys.stdout = sys.__stdout__ = Stream()",
-        timed_out(),
-        keeps_notebook=False,
-    ),
-    hostile(
-        "exits when the harness calls a function",
-        "import os, sys\nsys.setprofile(lambda *_: os._exit(0))",
-        died(0),
-        keeps_notebook=False,
-    ),
-    hostile(
-        "closes the harness's objects, found by the garbage collector",
-        f"""
+    "replaces os._exit": """
+        # ok(), keeps_notebook=False, outlives_answer=True  # the answer counts, and the process is killed
+        import os, time
+        os._exit = lambda code: time.sleep(60)
+        print('x')
+        """,
+    "exits when the harness calls a function": """
+        # died(0), keeps_notebook=False
+        import os, sys
+        sys.setprofile(lambda *_: os._exit(0))
+        """,
+    "closes the harness's objects, found by the garbage collector": f"""
+        # *any_outcome()
         import gc
         for thing in gc.get_objects():
             if type(thing).__name__ in {_KINDS}:
@@ -134,7 +119,63 @@ HARNESS = [
                         try: getattr(other, attempt)()
                         except Exception: pass
         """,
-        *any_outcome(),
+    "puts hooks in the way of imports": """
+        # printed("")
+        import builtins, sys
+        class Finder:
+            def find_spec(self, *_): print('evil'); raise ImportError('evil')
+        sys.meta_path.insert(0, Finder())
+        sys.path_hooks.insert(0, lambda path: 1 / 0)
+        sys.path_importer_cache.clear()
+        sys.path[:] = ['.']
+        builtins.__import__ = lambda *_, **__: 1 / 0
+        """,
+    "unpickles code": r"""
+        # printed("pickled\nagain")
+        import pickle
+        pickle.loads(b"cos\nwrite\n(I3\nVok\n\x85R.") if False else None
+        pickle.loads(b"cos\nsystem\n(S'echo pickled'\ntR.")
+        class Bomb:
+            def __reduce__(self): return (exec, ("import os; os.write(1, b'again')",))
+        pickle.loads(pickle.dumps(Bomb()))
+        """,
+    "shows a value that raises": """
+        # printed(""), as_cell=(died(0),), shows=True
+        class C:
+            def __repr__(self): raise SystemExit(0)
+        C()
+        """,
+    "shows a value whose repr is not a string": """
+        # printed(""), as_cell=(raised("TypeError"),), shows=True
+        class C:
+            def __repr__(self): return 5
+        C()
+        """,
+    "ends between two cells": """
+        # died(9), as_cell=(ok(), died(9)), keeps_notebook=False
+        import os, threading
+        threading.Timer(0.005, os._exit, (9,)).start()
+        """,
+    "lets a thread run between two cells": """
+        # ok(), keeps_notebook=False
+        import threading, os
+        def spin():
+            while True:
+                try: os.write(1, b'thread\\n'); os.write(3, b'')
+                except OSError: pass
+        threading.Thread(target=spin, daemon=True).start()
+        """,
+}
+
+HARNESS = [
+    *read_programs(_PROGRAMS),
+    *[hostile(name, code, *any_outcome(), keeps_notebook=False) for name, code in _HARM_THEIR_OWN_CALL.items()],
+    hostile("replaces os.write", "import os\nos.write = lambda fd, data: 0", timed_out(), keeps_notebook=False),
+    hostile(
+        "puts a stream that hangs in place of the output",
+        "import sys, time\nclass Stream:\n    def flush(self): time.sleep(60)\nsys.stdout = sys.__stdout__ = Stream()",
+        timed_out(),
+        keeps_notebook=False,
     ),
     hostile(
         "unfreezes and collects all garbage",
@@ -150,32 +191,6 @@ HARNESS = [
     ),
     hostile("changes the clock", "import time\ntime.monotonic = lambda: float('inf')", printed("")),
     hostile(
-        "puts hooks in the way of imports",
-        """
-        import builtins, sys
-        class Finder:
-            def find_spec(self, *_): print('evil'); raise ImportError('evil')
-        sys.meta_path.insert(0, Finder())
-        sys.path_hooks.insert(0, lambda path: 1 / 0)
-        sys.path_importer_cache.clear()
-        sys.path[:] = ['.']
-        builtins.__import__ = lambda *_, **__: 1 / 0
-        """,
-        printed(""),
-    ),
-    hostile(
-        "unpickles code",
-        r"""
-        import pickle
-        pickle.loads(b"cos\nwrite\n(I3\nVok\n\x85R.") if False else None
-        pickle.loads(b"cos\nsystem\n(S'echo pickled'\ntR.")
-        class Bomb:
-            def __reduce__(self): return (exec, ("import os; os.write(1, b'again')",))
-        pickle.loads(pickle.dumps(Bomb()))
-        """,
-        printed("pickled\nagain"),
-    ),
-    hostile(
         "replaces the main module",
         "import sys, types\nsys.modules['__main__'] = types.ModuleType('__main__')\nglobals().pop('__builtins__')\n",
         *any_outcome(),
@@ -186,41 +201,7 @@ HARNESS = [
         *any_outcome(),
         shows=True,
     ),
-    hostile(
-        "shows a value that raises",
-        "class C:\n    def __repr__(self): raise SystemExit(0)\nC()",
-        printed(""),
-        as_cell=(died(0),),
-        shows=True,
-    ),
-    hostile(
-        "shows a value whose repr is not a string",
-        "class C:\n    def __repr__(self): return 5\nC()",
-        printed(""),
-        as_cell=(raised("TypeError"),),
-        shows=True,
-    ),
     hostile("exits so that later cells may succeed", "exit()", printed(""), as_cell=(died(0),)),
-    hostile(
-        "ends between two cells",
-        "import os, threading\nthreading.Timer(0.005, os._exit, (9,)).start()",
-        died(9),
-        as_cell=(ok(), died(9)),
-        keeps_notebook=False,
-    ),
-    hostile(
-        "lets a thread run between two cells",
-        """
-        import threading, os
-        def spin():
-            while True:
-                try: os.write(1, b'thread\\n'); os.write(3, b'')
-                except OSError: pass
-        threading.Thread(target=spin, daemon=True).start()
-        """,
-        ok(),
-        keeps_notebook=False,
-    ),
     *[
         hostile(
             f"finds the shared state of its notebook and {what}",

@@ -2,18 +2,17 @@
 
 from asterism.sandbox.inside.call import run_code
 from tests.sandbox.hostile.record import (
+    CRASHED,
     Hostile,
     any_outcome,
     died,
     hostile,
     ok,
-    out_of_memory,
     printed,
     raised,
+    read_programs,
     timed_out,
 )
-
-_CRASHED = (died(-11), died(-7), died(-6), died(-4), raised(), out_of_memory(), timed_out())
 
 _ENDS: list[Hostile] = [
     hostile(f"leaves with code {code}", f"import os\nprint('x', flush=True)\nos._exit({code})", died(code & 255, "x\n"))
@@ -75,25 +74,77 @@ _HARM_THEIR_OWN_CALL = {
         """,
 }
 
+_PROGRAMS = {
+    "runs an illegal instruction": """
+        # died(-4), died(-11), raised()
+        import ctypes, mmap
+        m = mmap.mmap(-1, 4096, prot=7)
+        m.write(b'\\x0f\\x0b' * 8)
+        ctypes.CFUNCTYPE(None)(ctypes.addressof(ctypes.c_char.from_buffer(m)))()
+        """,
+    "frees objects in use": """
+        # *CRASHED, ok(), keeps_notebook=False
+        import ctypes
+        x = [object() for _ in range(99)]
+        for o in x:
+            for _ in range(9): ctypes.pythonapi.Py_DecRef(ctypes.py_object(o))
+        """,
+    "registers hostile exit functions": """
+        # ok()
+        import atexit, os, time
+        atexit.register(lambda: 1 / 0)
+        atexit.register(print, 'bye')
+        atexit.register(lambda: atexit.register(print, 'bye again'))
+        """,
+    "hangs in an exit function": """
+        # timed_out(""), as_cell=(printed(""),)
+        import atexit, time
+        atexit.register(time.sleep, 60)
+        """,
+    "sets every hook and raises": """
+        # raised("ZeroDivisionError: division by zero")
+        import os, sys, threading
+        def hook(*_): os._exit(5)
+        sys.excepthook = sys.unraisablehook = sys.displayhook = threading.excepthook = sys.breakpointhook = hook
+        1 / 0
+        """,
+    "does harm in finalizers": """
+        # printed("")
+        import os
+        class Bomb:
+            def __del__(self): os.write(1, b'bomb'); os._exit(5)
+        bomb = Bomb()
+        cycle = [Bomb()]
+        cycle.append(cycle)
+        """,
+    "raises a class with a hostile metaclass": """
+        # raised(), died()
+        class Meta(type):
+            def __getattribute__(cls, name): raise ValueError(name)
+            def __repr__(cls): raise ValueError
+        class E(BaseException, metaclass=Meta): pass
+        raise E
+        """,
+}
+
 INTERPRETER = [
+    *read_programs(_PROGRAMS),
     *_ENDS,
     *_EXITS,
     hostile("recurses without end", "def f(): f()\nf()", raised("RecursionError")),
     hostile(
         "recurses without end and without limit",
         "import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(): f()\nf()",
-        *_CRASHED,
+        *CRASHED,
     ),
     hostile(
         "shows a value that is nested too deep",
         "import sys\nsys.setrecursionlimit(10 ** 9)\nx = []\nfor _ in range(10 ** 5): x = [x]\nprint(len(repr(x)))",
-        *_CRASHED,
+        *CRASHED,
         ok(),
     ),
     *[
-        hostile(
-            f"overflows the stack by {name}", f"import sys\nsys.setrecursionlimit(10 ** 9)\n{code}", *_CRASHED, ok()
-        )
+        hostile(f"overflows the stack by {name}", f"import sys\nsys.setrecursionlimit(10 ** 9)\n{code}", *CRASHED, ok())
         for name, code in {
             "JSON": "import json\njson.loads('[' * 10 ** 6)",
             "a pattern": "import re\nre.compile('(' * 10 ** 5 + ')' * 10 ** 5)",
@@ -109,23 +160,7 @@ INTERPRETER = [
     hostile("reads from address 0", "import ctypes\nctypes.string_at(0)", died(-11)),
     hostile("writes to address 8", "import ctypes\nctypes.memset(8, 1, 8)", died(-11)),
     hostile("aborts", "import os\nos.abort()", died(-6), died(-11)),
-    hostile(
-        "runs an illegal instruction",
-        "import ctypes, mmap\nm = mmap.mmap(-1, 4096, prot=7)\nm.write(b'\\x0f\\x0b' * 8)\n"
-        "ctypes.CFUNCTYPE(None)(ctypes.addressof(ctypes.c_char.from_buffer(m)))()",
-        died(-4),
-        died(-11),
-        raised(),
-    ),
     hostile("sends itself SIGFPE", "import ctypes, os\nos.kill(os.getpid(), 8)\nprint('x')", printed("x\n"), died(-8)),
-    hostile(
-        "frees objects in use",
-        "import ctypes\nx = [object() for _ in range(99)]\nfor o in x:\n    for _ in range(9): "
-        "ctypes.pythonapi.Py_DecRef(ctypes.py_object(o))",
-        *_CRASHED,
-        ok(),
-        keeps_notebook=False,
-    ),
     *[hostile(name, code, *any_outcome(), keeps_notebook=False) for name, code in _HARM_THEIR_OWN_CALL.items()],
     hostile(
         "runs garbage from marshal",
@@ -150,45 +185,7 @@ INTERPRETER = [
         timed_out(""),
     ),
     hostile(
-        "registers hostile exit functions",
-        """
-        import atexit, os, time
-        atexit.register(lambda: 1 / 0)
-        atexit.register(print, 'bye')
-        atexit.register(lambda: atexit.register(print, 'bye again'))
-        """,
-        ok(),
-    ),
-    hostile(
-        "hangs in an exit function",
-        "import atexit, time\natexit.register(time.sleep, 60)",
-        timed_out(""),
-        as_cell=(printed(""),),
-    ),
-    hostile(
         "exits in an exit function", "import atexit, os\natexit.register(os._exit, 5)", died(5), as_cell=(printed(""),)
-    ),
-    hostile(
-        "sets every hook and raises",
-        """
-        import os, sys, threading
-        def hook(*_): os._exit(5)
-        sys.excepthook = sys.unraisablehook = sys.displayhook = threading.excepthook = sys.breakpointhook = hook
-        1 / 0
-        """,
-        raised("ZeroDivisionError: division by zero"),
-    ),
-    hostile(
-        "does harm in finalizers",
-        """
-        import os
-        class Bomb:
-            def __del__(self): os.write(1, b'bomb'); os._exit(5)
-        bomb = Bomb()
-        cycle = [Bomb()]
-        cycle.append(cycle)
-        """,
-        printed(""),
     ),
     hostile(
         "is interrupted by itself",
@@ -222,19 +219,7 @@ INTERPRETER = [
     hostile(
         "raises groups in groups",
         "error = ValueError()\nfor _ in range(20_000): error = ExceptionGroup('g', [error])\nraise error",
-        *_CRASHED,
-    ),
-    hostile(
-        "raises a class with a hostile metaclass",
-        """
-        class Meta(type):
-            def __getattribute__(cls, name): raise ValueError(name)
-            def __repr__(cls): raise ValueError
-        class E(BaseException, metaclass=Meta): pass
-        raise E
-        """,
-        raised(),
-        died(),
+        *CRASHED,
     ),
     hostile(
         "raises a class with a hostile module name",
@@ -257,7 +242,7 @@ INTERPRETER = [
         "raises from a hundred thousand frames",
         "import sys\nsys.setrecursionlimit(10 ** 6)\ndef f(n): f(n - 1) if n else 1 / 0\nf(100_000)",
         raised("ZeroDivisionError"),
-        *_CRASHED,
+        *CRASHED,
     ),
     hostile(
         "raises from code with the harness's names",

@@ -1,49 +1,40 @@
 """Attacks on memory and CPU: blocks, maps, pipes, sockets, large numbers, patterns."""
 
-from tests.sandbox.hostile.record import any_outcome, hostile, ok, out_of_memory, printed, raised, timed_out
+from tests.sandbox.hostile.record import (
+    any_outcome,
+    hostile,
+    ok,
+    out_of_memory,
+    printed,
+    raised,
+    read_programs,
+    timed_out,
+)
 
-MEMORY = [
-    hostile("takes memory", "blocks = []\nwhile True: blocks.append(bytearray(1 << 20))", out_of_memory()),
-    hostile("takes memory at once", "block = [0] * (1 << 40)", out_of_memory()),
-    hostile(
-        "takes memory again and again",
-        """
+_PROGRAMS = {
+    "takes memory again and again": """
+        # timed_out(""), out_of_memory()
         blocks = []
         while True:
             try: blocks.append(bytearray(1 << 20))
             except MemoryError: pass
         """,
-        timed_out(""),
-        out_of_memory(),
-    ),
-    hostile(
-        "maps anonymous memory",
-        "import mmap\nmmap.mmap(-1, 1 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)",
-        raised("OSError: [Errno 12]"),
-    ),
-    hostile(
-        "maps shared memory",
-        """
+    "maps shared memory": """
+        # printed("-1 1\\n-1 1\\n-1 1\\n")
         import ctypes, mmap, os
         libc = ctypes.CDLL(None, use_errno=True)
         libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
         for kind in (mmap.MAP_SHARED, 3, mmap.MAP_SHARED | 0x4000):  # 3: MAP_SHARED_VALIDATE; MAP_NORESERVE
             print(libc.mmap(None, 1 << 20, 3, kind | mmap.MAP_ANONYMOUS, -1, 0), ctypes.get_errno())
         """,
-        printed("-1 1\n-1 1\n-1 1\n"),
-    ),
-    hostile(
-        "maps the zero device as shared memory",
-        """
+    "maps the zero device as shared memory": """
+        # printed("b'\\\\x00\\\\x00'\\n")
         import mmap, os
         try: print(mmap.mmap(os.open('/dev/zero', os.O_RDWR), 1 << 20))
         except PermissionError: print(os.read(os.open('/dev/zero', os.O_RDONLY), 2))
         """,
-        printed("b'\\x00\\x00'\n"),
-    ),
-    hostile(
-        "keeps memory in files outside its folder",
-        """
+    "keeps memory in files outside its folder": """
+        # printed("[]\\n")
         import os
         own, files = (os.getcwd(), '/scratch/own-tmp'), []  # one file system
         for folder in ('/', '/dev', '/dev/shm', '/dev/mqueue', '/dev/hugepages', '/tmp', '/var/tmp', '/run', '/scratch', '/proc'):
@@ -53,11 +44,8 @@ MEMORY = [
                 except OSError: pass
         print(files)
         """,
-        printed("[]\n"),
-    ),
-    hostile(
-        "keeps memory in memfds",
-        """
+    "keeps memory in memfds": """
+        # printed("1\\n0 -1\\n")
         import ctypes, os
         held = 0
         try:
@@ -68,11 +56,8 @@ MEMORY = [
         except OSError as error: print(error.errno)
         print(held, ctypes.CDLL(None).syscall(447, 0))
         """,
-        printed("1\n0 -1\n"),
-    ),
-    hostile(
-        "keeps memory in pipes",
-        """
+    "keeps memory in pipes": """
+        # printed("24 True\\n")
         import fcntl, os
         held = 0
         try:
@@ -86,11 +71,8 @@ MEMORY = [
                 except BlockingIOError: pass
         except OSError as error: print(error.errno, held <= 256 << 20)
         """,
-        printed("24 True\n"),
-    ),
-    hostile(
-        "keeps memory in sockets",
-        """
+    "keeps memory in sockets": """
+        # printed("24 True\\n")
         import os, socket
         held, pairs = 0, []
         try:
@@ -104,20 +86,14 @@ MEMORY = [
                 except BlockingIOError: pass
         except OSError as error: print(error.errno, held <= 256 << 20)
         """,
-        printed("24 True\n"),
-    ),
-    hostile(
-        "locks bytes of a file without end",
-        """
+    "locks bytes of a file without end": """
+        # out_of_memory()
         import fcntl
         file = open('f', 'w')
         for start in range(0, 1 << 40, 2): fcntl.lockf(file, fcntl.LOCK_EX, 1, start)
         """,
-        out_of_memory(),
-    ),
-    hostile(
-        "keeps memory in the sockets of many processes",
-        """
+    "keeps memory in the sockets of many processes": """
+        # out_of_memory()
         import os, socket, time
         for _ in range(12):
             if not os.fork(): break
@@ -133,17 +109,34 @@ MEMORY = [
                     except BlockingIOError: pass
         except OSError: time.sleep(60)
         """,
-        out_of_memory(),
-    ),
-    hostile(
-        "locks memory",
-        """
+    "locks memory": """
+        # printed("-1 -1\\n")
         import ctypes
         libc = ctypes.CDLL(None)
         block = ctypes.create_string_buffer(1 << 20)
         print(libc.mlock(block, 1 << 20), libc.mlockall(3))
         """,
-        printed("-1 -1\n"),
+    "makes event descriptors, epolls and watches": """
+        # printed("-1 -1 -1\\n")
+        import ctypes, os, select
+        libc, polls = ctypes.CDLL(None), []
+        try:
+            for _ in range(60):
+                os.eventfd(0)
+                polls.append(select.epoll())
+        except OSError: pass
+        print(libc.inotify_init(), libc.inotify_init1(0), libc.fanotify_init(0, 0))
+        """,
+}
+
+MEMORY = [
+    *read_programs(_PROGRAMS),
+    hostile("takes memory", "blocks = []\nwhile True: blocks.append(bytearray(1 << 20))", out_of_memory()),
+    hostile("takes memory at once", "block = [0] * (1 << 40)", out_of_memory()),
+    hostile(
+        "maps anonymous memory",
+        "import mmap\nmmap.mmap(-1, 1 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)",
+        raised("OSError: [Errno 12]"),
     ),
     hostile(
         "creates System V shared memory and message queues",
@@ -155,20 +148,6 @@ MEMORY = [
         "opens all descriptors",
         "import os\ntry:\n    while True: os.open('.', os.O_RDONLY)\nexcept OSError as error: print(error.errno)",
         printed("24\n"),
-    ),
-    hostile(
-        "makes event descriptors, epolls and watches",
-        """
-        import ctypes, os, select
-        libc, polls = ctypes.CDLL(None), []
-        try:
-            for _ in range(60):
-                os.eventfd(0)
-                polls.append(select.epoll())
-        except OSError: pass
-        print(libc.inotify_init(), libc.inotify_init1(0), libc.fanotify_init(0, 0))
-        """,
-        printed("-1 -1 -1\n"),
     ),
     hostile(
         "unpacks a bomb",

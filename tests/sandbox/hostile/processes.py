@@ -1,6 +1,6 @@
 """Attacks by processes and threads: fork bombs, daemons, other programs, and privilege escalation."""
 
-from tests.sandbox.hostile.record import any_outcome, died, hostile, ok, out_of_memory, printed, raised, timed_out
+from tests.sandbox.hostile.record import died, hostile, ok, out_of_memory, printed, raised, read_programs, timed_out
 
 _MANY_IN_MEMORY = """
 import os, time
@@ -41,11 +41,9 @@ _NEVER_END = {
         """,
 }
 
-PROCESSES = [
-    *[hostile(name, code, timed_out("")) for name, code in _NEVER_END.items()],
-    hostile(
-        "forks until it may not",
-        """
+_PROGRAMS = {
+    "forks until it may not": """
+        # died(0, "True\\n")
         import os, time
         started = 0
         try:
@@ -56,36 +54,20 @@ PROCESSES = [
         print(started < 600)
         os._exit(0)
         """,
-        died(0, "True\n"),
-    ),
-    hostile(
-        "starts threads without end",
-        "import threading, time\nwhile True:\n    threading.Thread(target=time.sleep, args=(60,)).start()",
-        raised("RuntimeError: can't start new thread"),
-        timed_out(""),
-        out_of_memory(),
-    ),
-    hostile(
-        "starts threads with huge stacks",
-        """
+    "starts threads without end": """
+        # raised("RuntimeError: can't start new thread"), timed_out(""), out_of_memory()
+        import threading, time
+        while True:
+            threading.Thread(target=time.sleep, args=(60,)).start()
+        """,
+    "starts threads with huge stacks": """
+        # raised("RuntimeError: can't start new thread")
         import threading, time
         threading.stack_size(1 << 30)
         threading.Thread(target=time.sleep, args=(60,)).start()
         """,
-        raised("RuntimeError: can't start new thread"),
-    ),
-    hostile(
-        "holds memory through many processes together",
-        _MANY_IN_MEMORY,
-        printed("within\n"),
-        out_of_memory(),
-        died(),
-        raised(),
-        keeps_notebook=False,  # its children still exceed the limit in the next cell
-    ),
-    hostile(
-        "leaves a daemon that holds its output",
-        """
+    "leaves a daemon that holds its output": """
+        # printed("done\\n")
         import os, time
         if os.fork() == 0:
             os.setsid()
@@ -93,11 +75,8 @@ PROCESSES = [
             os._exit(0)
         print('done')
         """,
-        printed("done\n"),
-    ),
-    hostile(
-        "leaves a daemon that keeps writing",
-        """
+    "leaves a daemon that keeps writing": """
+        # ok(), keeps_notebook=False  # the daemon writes to the notebook's output
         import os, signal
         if os.fork() == 0:
             os.setsid()
@@ -105,12 +84,8 @@ PROCESSES = [
             signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
             while True: os.write(1, b'daemon ' * 1000)
         """,
-        ok(),
-        keeps_notebook=False,  # the daemon writes to the notebook's output
-    ),
-    hostile(
-        "leaves a daemon that lets go of its output",
-        """
+    "leaves a daemon that lets go of its output": """
+        # ok()
         import ctypes, os, time
         if os.fork() == 0:
             os.setsid()
@@ -119,76 +94,52 @@ PROCESSES = [
             os.closerange(0, 256)
             time.sleep(600)
         """,
-        ok(),
-    ),
-    hostile("leaves children that are dead", "import os\nfor _ in range(10):\n    if not os.fork(): os._exit(0)", ok()),
-    hostile(
-        "ends while daemon threads run",
-        """
+    "ends while daemon threads run": """
+        # ok(), keeps_notebook=False  # the thread writes to the notebook's output
         import threading
         def spin():
             while True: print('thread')
         threading.Thread(target=spin, daemon=True).start()
         """,
-        ok(),
-        keeps_notebook=False,  # the thread writes to the notebook's output
-    ),
-    hostile(
-        "ends while non-daemon threads run",
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()",
-        timed_out(""),
-        as_cell=(ok(),),
-    ),
-    hostile(
-        "becomes a shell", "import os\nos.execv('/bin/sh', ['sh', '-c', 'echo shell; exit 7'])", died(7, "shell\n")
-    ),
-    hostile(
-        "becomes another Python",
-        """
+    "ends while non-daemon threads run": """
+        # timed_out(""), as_cell=(ok(),)
+        import threading, time
+        threading.Thread(target=time.sleep, args=(60,)).start()
+        """,
+    "becomes another Python": """
+        # died(0, "python\\n"), died(-9)
         import os, sys
         code = "import os; print('python'); os.write(3, b'x' * 64)"
         os.execv(sys.executable, [sys.executable, '-S', '-c', code])
         """,
-        died(0, "python\n"),
-        died(-9),
-    ),
-    hostile(
-        "starts shells that fork without end",
-        """
+    "starts shells that fork without end": """
+        # timed_out()
         import subprocess
         while True:  # a shell ends when it may not fork
             try: subprocess.run(['/bin/sh', '-c', 'f() { f | f & }; f; while :; do :; done'])
             except OSError: pass
         """,
-        timed_out(),
-    ),
-    hostile(
-        "leaves a shell that forks without end",
-        "import subprocess\nsubprocess.Popen(['/bin/sh', '-c', 'f() { f | f & }; f; while :; do :; done'])",
-        ok(),
-        keeps_notebook=False,  # the shell's processes write to the notebook's output
-    ),
-    hostile(
-        "preloads a library into a program",
-        """
+    "leaves a shell that forks without end": """
+        # ok(), keeps_notebook=False  # the shell's processes write to the notebook's output
+        import subprocess
+        subprocess.Popen(['/bin/sh', '-c', 'f() { f | f & }; f; while :; do :; done'])
+        """,
+    "preloads a library into a program": """
+        # printed("ran\\n")
         import os, subprocess
         open('evil.so', 'wb').write(b'\\x7fELF garbage')
         done = subprocess.run(['/bin/sh', '-c', 'echo ran'], env={'LD_PRELOAD': os.path.abspath('evil.so')},
                               capture_output=True, text=True)
         print(done.stdout, end='')
         """,
-        printed("ran\n"),
-    ),
-    hostile(
-        "shares its memory with a child that never ends",
-        "import ctypes\nctypes.CDLL(None).vfork()\nwhile True: pass",
-        timed_out(),
-        died(),
-        keeps_notebook=False,
-    ),
-    hostile(
-        "becomes root",
-        """
+    "shares its memory with a child that never ends": """
+        # timed_out(), died(), keeps_notebook=False
+        import ctypes
+        ctypes.CDLL(None).vfork()
+        while True: pass
+        """,
+    "becomes root": """
+        # printed("[] True True False\\n")
         import ctypes, os
         libc, became = ctypes.CDLL(None), []
         for change in (
@@ -202,11 +153,8 @@ PROCESSES = [
         libc.setfsgid(0)
         print(became, libc.setfsuid(-1) == os.getuid(), libc.setfsgid(-1) == os.getgid(), 0 in os.getresuid())
         """,
-        printed("[] True True False\n"),
-    ),
-    hostile(
-        "takes capabilities",
-        """
+    "takes capabilities": """
+        # printed("-1 0 0\\n1 -1 -1\\n")
         import ctypes
         libc = ctypes.CDLL(None)
         capset, capget = (126, 125) if __import__('os').uname().machine == 'x86_64' else (91, 90)
@@ -215,11 +163,8 @@ PROCESSES = [
         print(libc.syscall(capset, header, everything), libc.syscall(capget, header, held), sum(held[0:2]) + sum(held[3:5]))
         print(libc.prctl(39, 0, 0, 0, 0), libc.prctl(47, 2, 21, 0, 0), libc.prctl(38, 0, 0, 0, 0))  # no_new_privs, ambient
         """,
-        printed("-1 0 0\n1 -1 -1\n"),
-    ),
-    hostile(
-        "runs programs that belong to root",
-        """
+    "runs programs that belong to root": """
+        # printed("False\\n"), raised("PermissionError"), timed_out("False\\n")
         import os, shutil, subprocess
         shutil.copy('/bin/sh', 'mine')
         os.chmod('mine', 0o6755)
@@ -229,13 +174,8 @@ PROCESSES = [
             if os.path.exists(path):
                 subprocess.run([path], stdin=subprocess.DEVNULL, capture_output=True)
         """,
-        printed("False\n"),
-        raised("PermissionError"),
-        timed_out("False\n"),
-    ),
-    hostile(
-        "is locked out of imports by its own thread",
-        """
+    "is locked out of imports by its own thread": """
+        # *any_outcome(), keeps_notebook=False
         import _imp, threading
         taken = threading.Event()
         def hold():
@@ -246,7 +186,22 @@ PROCESSES = [
         taken.wait()
         import colorsys
         """,
-        *any_outcome(),
-        keeps_notebook=False,
+}
+
+PROCESSES = [
+    *read_programs(_PROGRAMS),
+    *[hostile(name, code, timed_out("")) for name, code in _NEVER_END.items()],
+    hostile(
+        "holds memory through many processes together",
+        _MANY_IN_MEMORY,
+        printed("within\n"),
+        out_of_memory(),
+        died(),
+        raised(),
+        keeps_notebook=False,  # its children still exceed the limit in the next cell
+    ),
+    hostile("leaves children that are dead", "import os\nfor _ in range(10):\n    if not os.fork(): os._exit(0)", ok()),
+    hostile(
+        "becomes a shell", "import os\nos.execv('/bin/sh', ['sh', '-c', 'echo shell; exit 7'])", died(7, "shell\n")
     ),
 ]

@@ -98,6 +98,20 @@ def hostile(
     )
 
 
+CRASHED = (died(-11), died(-7), died(-6), died(-4), raised(), out_of_memory(), timed_out())
+
+
 def any_outcome() -> tuple[Ending, ...]:
     """Return the outcomes of a program that can harm only itself, in ways that depend on the interpreter."""
     return (ok(), raised(), timed_out(), out_of_memory(), died())
+
+
+def read_programs(programs: dict[str, str]) -> list[Hostile]:
+    """Read programs by name. The comment in the first line of each has the further arguments of `hostile`."""
+    read: list[Hostile] = []
+    for name, text in programs.items():
+        header, _, code = text.strip("\n").partition("\n")
+        read.append(
+            eval(f"hostile(name, code, {header.partition('# ')[2]}\n)", globals(), {"name": name, "code": code})
+        )
+    return read

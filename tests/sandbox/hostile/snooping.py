@@ -6,7 +6,7 @@ The arena searches the output of every program for the executor's secrets.
 from asterism.sandbox.inside.server.call_process_handle import CallProcess, OutputPipe
 from asterism.sandbox.inside.server.fork_server import ForkServer
 from asterism.sandbox.inside.wire.frames import FrameReader
-from tests.sandbox.hostile.record import NEIGHBOUR_FOLDERS, NEIGHBOURS, SECRET_FILE, hostile, printed, timed_out
+from tests.sandbox.hostile.record import NEIGHBOUR_FOLDERS, NEIGHBOURS, SECRET_FILE, hostile, printed, read_programs
 
 _EXPECTED_ENVIRONMENT = (
     "['HOME', 'LC_ALL', 'MKL_NUM_THREADS', 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'PATH', 'PYTHONHASHSEED', "
@@ -86,11 +86,9 @@ _LIST_FOREIGN_DATA = {
         """,
 }
 
-SNOOPING = [
-    hostile("reads the environment", "import os\nprint(sorted(os.environ))", printed(_EXPECTED_ENVIRONMENT)),
-    hostile(
-        "reads the environment with which the interpreter was started",
-        """
+_PROGRAMS = {
+    "reads the environment with which the interpreter was started": f"""
+        # printed({_EXPECTED_ENVIRONMENT!r})
         import ctypes
         environ = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), 'environ')
         number, names = 0, []
@@ -99,22 +97,15 @@ SNOOPING = [
             number += 1
         print(sorted(names))
         """,
-        printed(_EXPECTED_ENVIRONMENT),
-    ),
-    hostile(
-        "reads the arguments",
-        """
+    "reads the arguments": """
+        # printed("['']\\n")
         import sys
         print(sys.argv)
         print('asterism_executor' in ' '.join(sys.orig_argv), len(sys.orig_argv) < 12, file=sys.stderr)
         print(sys.orig_argv, file=sys.stderr)
         """,
-        printed("['']\n"),
-    ),
-    *[hostile(name, code, printed("[]\n")) for name, code in _LIST_FOREIGN_DATA.items()],
-    hostile(
-        "searches for other processes",
-        """
+    "searches for other processes": """
+        # printed("[]\\n"), forms=("program",)  # a cell finds the other processes of its notebook
         import os
         found = []
         for pid in range(2, 4000):
@@ -125,12 +116,8 @@ SNOOPING = [
                 found.append(pid)
         print(sorted(set(found) - {os.getpid()}))
         """,
-        printed("[]\n"),
-        forms=("program",),  # a cell finds the other processes of its notebook
-    ),
-    hostile(
-        "reads other calls' data from inherited memory",
-        """
+    "reads other calls' data from inherited memory": """
+        # printed("[] True\\n"), timed_out("")
         import ctypes, os, re
         libc = ctypes.CDLL(None)
         libc.sbrk.restype = ctypes.c_void_p
@@ -146,7 +133,10 @@ SNOOPING = [
                     found += secret.findall(os.read(read, 4096))
         print(found, pages > 500)
         """,
-        printed("[] True\n"),
-        timed_out(""),
-    ),
+}
+
+SNOOPING = [
+    *read_programs(_PROGRAMS),
+    hostile("reads the environment", "import os\nprint(sorted(os.environ))", printed(_EXPECTED_ENVIRONMENT)),
+    *[hostile(name, code, printed("[]\n")) for name, code in _LIST_FOREIGN_DATA.items()],
 ]

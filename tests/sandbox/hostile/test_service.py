@@ -3,9 +3,8 @@
 import asyncio
 import os
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,78 +22,76 @@ from tests.sandbox.hostile.without_namespaces import KNOWN_ESCAPES, NOT_RUN
 
 pytestmark = pytest.mark.slow
 
-_NUM_CONCURRENT = 48
+_NUM_CONCURRENT = 24
 
 
-def test_concurrent_hostile_programs_harm_no_neighbour(arena: Arena) -> None:
+@pytest.fixture
+def client(arena: Arena) -> Iterator[Client]:
+    """The client of the arena; after the test, the neighbours and leftovers are checked."""
+    yield arena.client
+    neighbours, leftovers = arena.inspect_state()
+    assert neighbours == arena.unharmed
+    assert leftovers == {}
+
+
+async def test_concurrent_hostile_programs_harm_no_neighbour(client: Client) -> None:
     names = [name for name, hostile in HOSTILE.items() if not hostile.signals_others]
     names = [name for name in names if name not in {**KNOWN_ESCAPES, **NOT_RUN}]
     chosen = random.Random(3).sample(names, _NUM_CONCURRENT)
 
-    async def scenario(client: Client) -> None:
-        for repeats_left in reversed(range(1 + MAX_REPEATS)):
-            hostile = [asyncio.create_task(client.program(HOSTILE[name].code, trajectory=50)) for name in chosen]
-            neighbours = await asyncio.gather(*[client.program(f"print({number})") for number in range(50)])
-            assert all(isinstance(result, CodeResult) for result in await asyncio.gather(*hostile))
-            outcomes = [result.outcome for result in neighbours]
-            if not (repeats_left and any(isinstance(outcome, CodeTimedOut) for outcome in outcomes)):
-                break
-        assert outcomes == [CodeOk(Output(f"{number}\n")) for number in range(50)]
-
-    _play(arena, scenario)
+    for repeats_left in reversed(range(1 + MAX_REPEATS)):
+        hostile = [asyncio.create_task(client.program(HOSTILE[name].code, trajectory=50)) for name in chosen]
+        neighbours = await asyncio.gather(*[client.program(f"print({number})") for number in range(50)])
+        assert all(isinstance(result, CodeResult) for result in await asyncio.gather(*hostile))
+        outcomes = [result.outcome for result in neighbours]
+        if not (repeats_left and any(isinstance(outcome, CodeTimedOut) for outcome in outcomes)):
+            break
+    assert outcomes == [CodeOk(Output(f"{number}\n")) for number in range(50)]
 
 
-def test_concurrent_long_codes_and_inputs_do_not_kill_the_fork_server(arena: Arena) -> None:
-    async def scenario(client: Client) -> None:
-        code = "import sys\nprint(len(sys.stdin.read()))\n#" + "x" * 1_000_000
-        calls = [client.program(code, "y" * 1_000_000) for _ in range(100)]
-        cells = [client.cell("print(1)\n#" + "x" * 1_000_000, trajectory=60 + number) for number in range(8)]
-        ends = await asyncio.gather(*calls, *cells)
-        assert {repr(result.outcome) for result in ends[:100]} == {repr(CodeOk(Output("1000000\n")))}
-        assert {repr(result.outcome) for result in ends[100:]} == {repr(CodeOk(Output("1\n")))}
-        for number in range(8):
-            await client.sandbox.end_notebook(60 + number)
-
-    arena.run(scenario(arena.client))
+def test_concurrent_long_codes_and_inputs_do_not_kill_the_fork_server(arena: Arena, client: Client) -> None:
+    arena.run(send_long_codes(client))
     arena.record_state()  # servers keep buffers for waiting calls; a leak would grow again
-    _play(arena, scenario)
+    arena.run(send_long_codes(client))
 
 
-def test_a_notebook_with_a_patched_clock_gets_no_more_time(arena: Arena) -> None:
-    async def scenario(client: Client) -> None:
-        await client.printed("import time\nnow = time.monotonic", 70)
-        for fake in ("float('inf')", "float('nan')", "-1e300", "now() + 60", "now() - 60"):
-            await client.printed(f"time.monotonic = lambda: {fake}", 70)
-            assert isinstance((await client.cell("time.sleep(600)", 70)).outcome, CodeTimedOut)
-        await client.sandbox.end_notebook(70)
-
-    _play(arena, scenario)
-
-
-def test_a_cell_cannot_answer_a_later_cell(arena: Arena) -> None:
-    async def scenario(client: Client) -> None:
-        forged = "import os, struct\nx = 1\nos.write(3, struct.pack('<cIQI', b'a', 2, 0, 2) + b'ok')"
-        assert isinstance((await client.cell(forged, 71)).outcome, CodeCrashed)
-        assert isinstance((await client.cell("x", 71)).outcome, CodeRaised)
-        await client.sandbox.end_notebook(71)
-
-    _play(arena, scenario)
+async def send_long_codes(client: Client) -> None:
+    code = "import sys\nprint(len(sys.stdin.read()))\n#" + "x" * 1_000_000
+    calls = [client.program(code, "y" * 1_000_000) for _ in range(40)]
+    cells = [client.cell("print(1)\n#" + "x" * 1_000_000, trajectory=60 + number) for number in range(8)]
+    ends = await asyncio.gather(*calls, *cells)
+    assert {repr(result.outcome) for result in ends[:40]} == {repr(CodeOk(Output("1000000\n")))}
+    assert {repr(result.outcome) for result in ends[40:]} == {repr(CodeOk(Output("1\n")))}
+    for number in range(8):
+        await client.sandbox.end_notebook(60 + number)
 
 
-def test_a_cell_that_crashes_only_in_its_replay_is_a_crash_of_the_code(arena: Arena) -> None:
+async def test_a_notebook_with_a_patched_clock_gets_no_more_time(client: Client) -> None:
+    await client.printed("import time\nnow = time.monotonic", 70)
+    for fake in ("float('inf')", "float('nan')", "-1e300", "now() + 60", "now() - 60"):
+        await client.printed(f"time.monotonic = lambda: {fake}", 70)
+        assert isinstance((await client.cell("time.sleep(600)", 70)).outcome, CodeTimedOut)
+    await client.sandbox.end_notebook(70)
+
+
+async def test_a_cell_cannot_answer_a_later_cell(client: Client) -> None:
+    forged = "import os, struct\nx = 1\nos.write(3, struct.pack('<cIQI', b'a', 2, 0, 2) + b'ok')"
+    assert isinstance((await client.cell(forged, 71)).outcome, CodeCrashed)
+    assert isinstance((await client.cell("x", 71)).outcome, CodeRaised)
+    await client.sandbox.end_notebook(71)
+
+
+async def test_a_cell_that_crashes_only_in_its_replay_is_a_crash_of_the_code(client: Client) -> None:
     """Code must not be able to fake an infrastructure failure."""
 
-    async def scenario(client: Client) -> None:
-        began = await client.printed("import os, time\nx = 1\nbegan = time.time_ns()\nbegan", 72)
-        await client.printed(f"if began != {began.strip()}: os._exit(3)\ny = 2", 72)
-        lost = await client.cell("os.write(3, b'x' * 100)", 72)
-        assert isinstance(lost.outcome, CodeCrashed)
-        assert (await client.cell("y", 72)).outcome == CodeCrashed(Output(), 3)
-        assert await client.printed("x", 72) == "1\n"
-        assert isinstance((await client.cell("y", 72)).outcome, CodeRaised)
-        await client.sandbox.end_notebook(72)
-
-    _play(arena, scenario)
+    began = await client.printed("import os, time\nx = 1\nbegan = time.time_ns()\nbegan", 72)
+    await client.printed(f"if began != {began.strip()}: os._exit(3)\ny = 2", 72)
+    lost = await client.cell("os.write(3, b'x' * 100)", 72)
+    assert isinstance(lost.outcome, CodeCrashed)
+    assert (await client.cell("y", 72)).outcome == CodeCrashed(Output(), 3)
+    assert await client.printed("x", 72) == "1\n"
+    assert isinstance((await client.cell("y", 72)).outcome, CodeRaised)
+    await client.sandbox.end_notebook(72)
 
 
 @pytest.mark.parametrize(
@@ -108,12 +105,9 @@ def test_a_cell_that_crashes_only_in_its_replay_is_a_crash_of_the_code(arena: Ar
         *("\ud800", "True", "numpy.testing.assert_(True)"),
     ],
 )
-def test_an_answer_that_is_code_is_graded_as_text(arena: Arena, answer: str) -> None:
-    async def scenario(client: Client) -> None:
-        assert not (await client.grade(answer, "x+1")).correct
-        assert (await client.grade("1+x", "x+1")).correct
-
-    _play(arena, scenario)
+async def test_an_answer_that_is_code_is_graded_as_text(client: Client, answer: str) -> None:
+    assert not (await client.grade(answer, "x+1")).correct
+    assert (await client.grade("1+x", "x+1")).correct
 
 
 def test_each_arena_has_the_protections_of_its_kind(arena: Arena) -> None:
@@ -122,32 +116,26 @@ def test_each_arena_has_the_protections_of_its_kind(arena: Arena) -> None:
     assert arena.client.isolation.backend == arena.backend
 
 
+@pytest.mark.real_clock
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_a_sandbox_that_closes_during_hostile_programs_leaves_no_processes(name: str) -> None:
-    async def scenario() -> None:
-        backend, namespaces = ARENAS[name]
-        where = {"backend": backend, "namespaces": namespaces}
-        sandbox = make_sandbox(SandboxConfig(time_limit_s=1.0, **where, **LIMITS), seed=7)  # pyright: ignore
-        client = Client(sandbox, await sandbox.start())
-        await client.printed(HOSTILE["leaves a daemon that lets go of its output"].code, 80)
-        calls = [asyncio.create_task(client.program(HOSTILE["forks without end"].code)) for _ in range(3)]
-        calls.append(asyncio.create_task(client.cell(HOSTILE["blocks all signals and spins"].code, 81)))
-        await client.printed("1", 82)
-        started = family(*sandbox.server_pids, *footprint.list_container_pids(client))
-        await sandbox.close()
-        ends = await asyncio.gather(*calls, return_exceptions=True)
-        assert all(isinstance(end, CodeResult | SandboxFailure) for end in ends), ends
-        assert len(started) > 5
-        assert [pid for pid in started if is_running(pid)] == []
-
-    before = list(Path("/tmp").glob(f"asterism-{os.getuid()}-calls-*/*-{os.getpid()}-*"))  # the arena's
-    asyncio.run(scenario())
-    assert list(Path("/tmp").glob(f"asterism-{os.getuid()}-calls-*/*-{os.getpid()}-*")) == before
+async def test_a_sandbox_that_closes_during_hostile_programs_leaves_no_processes(name: str) -> None:
+    before = list_call_folders()  # the arena's
+    backend, namespaces = ARENAS[name]
+    where = {"backend": backend, "namespaces": namespaces}
+    sandbox = make_sandbox(SandboxConfig(time_limit_s=1.0, **where, **LIMITS), seed=7)  # pyright: ignore
+    client = Client(sandbox, await sandbox.start())
+    await client.printed(HOSTILE["leaves a daemon that lets go of its output"].code, 80)
+    calls = [asyncio.create_task(client.program(HOSTILE["forks without end"].code)) for _ in range(3)]
+    calls.append(asyncio.create_task(client.cell(HOSTILE["blocks all signals and spins"].code, 81)))
+    await client.printed("1", 82)
+    started = family(*sandbox.server_pids, *footprint.list_container_pids(client))
+    await sandbox.close()
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(end, CodeResult | SandboxFailure) for end in ends), ends
+    assert len(started) > 5
+    assert [pid for pid in started if is_running(pid)] == []
+    assert list_call_folders() == before
 
 
-def _play(arena: Arena, scenario: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
-    """Run the scenario, then check the neighbours and leftovers."""
-    arena.run(scenario(arena.client))
-    neighbours, leftovers = arena.inspect_state()
-    assert neighbours == arena.unharmed
-    assert leftovers == {}
+def list_call_folders() -> list[Path]:
+    return list(Path("/tmp").glob(f"asterism-{os.getuid()}-calls-*/*-{os.getpid()}-*"))

@@ -1,6 +1,5 @@
 """Tests of the local host: a process that cannot be started, and the session of a starting process."""
 
-import asyncio
 import errno
 import os
 import socket
@@ -14,17 +13,15 @@ from asterism.sandbox.inside.wire.server_settings import ServerSettings
 SETTINGS = ServerSettings("bare", False, (), 1.0, 1, 1, 1, 1)
 
 
-def test_a_starting_process_is_not_in_the_session_of_the_terminal() -> None:
-    async def launch() -> None:
-        process = await LocalHost().launch("asterism.sandbox.inside.server.boot", SETTINGS)
-        try:
-            assert os.getsid(process.pid) == process.pid  # the session is new before the first line of code runs
-        finally:
-            process.kill()
-            await process.wait()
-            process.socket.close()
-
-    asyncio.run(launch())
+@pytest.mark.real_clock
+async def test_a_starting_process_is_not_in_the_session_of_the_terminal() -> None:
+    process = await LocalHost().launch("asterism.sandbox.inside.server.boot", SETTINGS)
+    try:
+        assert os.getsid(process.pid) == process.pid  # the session is new before the first line of code runs
+    finally:
+        process.kill()
+        await process.wait()
+        process.socket.close()
 
 
 def test_a_process_that_cannot_be_started_is_an_infrastructure_failure(monkeypatch: pytest.MonkeyPatch) -> None:

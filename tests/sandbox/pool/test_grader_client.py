@@ -14,19 +14,17 @@ from asterism.sandbox.pool import grader_client
 from asterism.sandbox.pool.grader_client import GraderClient
 
 
-def test_gradings_fail_immediately_if_the_grader_cannot_start() -> None:
+@pytest.mark.real_clock
+async def test_gradings_fail_immediately_if_the_grader_cannot_start() -> None:
     class RefusingHost(LocalHost):
         async def launch(self, module: str, settings: ServerSettings) -> LocalProcess:
             raise OSError(errno.EMFILE, "Too many open files")
 
-    async def scenario() -> None:
-        grader = GraderClient(RefusingHost(), ServerSettings("bare", False, (), 1.0, 1, 1, 1, 1))
-        for _ in range(2):
-            with pytest.raises(SandboxFailure, match="the grader cannot start"):
-                await asyncio.wait_for(grader.grade("x+1", "1+x"), 30)
-        await grader.close()
-
-    asyncio.run(scenario())
+    grader = GraderClient(RefusingHost(), ServerSettings("bare", False, (), 1.0, 1, 1, 1, 1))
+    for _ in range(2):
+        with pytest.raises(SandboxFailure, match="the grader cannot start"):
+            await asyncio.wait_for(grader.grade("x+1", "1+x"), 30)
+    await grader.close()
 
 
 class _MortalConnection:
@@ -54,18 +52,18 @@ class _MortalConnection:
         pass
 
 
-def test_a_request_fails_after_two_graders_crash_and_other_requests_are_graded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.real_clock
+async def test_a_request_fails_after_two_graders_crash_and_other_requests_are_graded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(grader_client, "ServerConnection", _MortalConnection)
     monkeypatch.setattr(_MortalConnection, "num_started", 0)
 
-    async def scenario() -> None:
-        grader = GraderClient(LocalHost(), ServerSettings("grader", False, (), 1.0, 1, 1, 1, 1))
-        fatal = asyncio.create_task(grader.grade("fatal", "x"))
-        with pytest.raises(SandboxFailure, match="grader died"):
-            await fatal
-        assert _MortalConnection.num_started == 2
-        assert await grader.grade("y", "x") == Grade(True, 0.5)
-        assert _MortalConnection.num_started == 3
-        await grader.close()
-
-    asyncio.run(scenario())
+    grader = GraderClient(LocalHost(), ServerSettings("grader", False, (), 1.0, 1, 1, 1, 1))
+    fatal = asyncio.create_task(grader.grade("fatal", "x"))
+    with pytest.raises(SandboxFailure, match="grader died"):
+        await fatal
+    assert _MortalConnection.num_started == 2
+    assert await grader.grade("y", "x") == Grade(True, 0.5)
+    assert _MortalConnection.num_started == 3
+    await grader.close()

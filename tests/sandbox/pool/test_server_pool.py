@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import NoReturn
 
@@ -82,17 +82,23 @@ class ScriptedServer(asyncio.Protocol):
 
 
 class ScriptedHost:
-    """Implements asterism.sandbox.hosts.host.Host."""
+    """Implements asterism.sandbox.hosts.host.Host. `before_launch` gets the number of each launch, from 1."""
 
-    server_class = ScriptedServer
-
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        before_launch: Callable[[int], Awaitable[object]] = lambda _: asyncio.sleep(0),
+        server_class: type[ScriptedServer] = ScriptedServer,
+    ) -> None:
         self.servers: list[ScriptedServer] = []
+        self.launches = 0
+        self._before_launch, self._server_class = before_launch, server_class
 
     async def start(self) -> None: ...
 
     async def launch(self, module: str, settings: ServerSettings) -> ScriptedServer:
-        server = self.server_class()
+        self.launches += 1
+        await self._before_launch(self.launches)
+        server = self._server_class()
         await asyncio.get_running_loop().create_connection(lambda: server, sock=server.server_end)
         self.servers.append(server)
         return server
@@ -109,16 +115,10 @@ class ScriptedHost:
     async def close(self) -> None: ...
 
 
-class NoSecondServer(ScriptedHost):
-    """A host on which the launch of the second server never returns."""
-
-    launches = 0
-
-    async def launch(self, module: str, settings: ServerSettings) -> ScriptedServer:
-        self.launches += 1
-        if self.launches == 2:
-            await asyncio.Event().wait()
-        return await super().launch(module, settings)
+async def launch_only_one(launch: int) -> None:
+    """Let the second launch never return."""
+    if launch == 2:
+        await asyncio.Event().wait()
 
 
 class Caller:
@@ -270,41 +270,33 @@ async def test_all_servers_are_replaced_when_they_exit_simultaneously():
 
 
 async def test_a_server_that_exits_while_others_start_is_replaced():
-    class FirstServerDies(ScriptedHost):
-        """A host on which the second server starts after the greeting and the exit of the first one."""
+    async def end_the_first(launch: int) -> None:
+        """Start the second server after the greeting and the exit of the first one."""
+        if launch == 2:
+            await wait_until(lambda: len(host.servers) == 1)
+            await run_loop_turns(20)
+            host.servers[0].disconnect()
+            await host.servers[0].wait()
+            await run_loop_turns(20)
 
-        launches = 0
-
-        async def launch(self, module: str, settings: ServerSettings) -> ScriptedServer:
-            self.launches += 1
-            if self.launches == 2:
-                await wait_until(lambda: len(self.servers) == 1)
-                await run_loop_turns(20)
-                self.servers[0].disconnect()
-                await self.servers[0].wait()
-                await run_loop_turns(20)
-            return await super().launch(module, settings)
-
-    host = FirstServerDies()
+    host = ScriptedHost(end_the_first)
     async with open_pool(host, 2) as pool:
         await pool.start()
         await wait_until(lambda: len(host.servers) == 3 and len(pool.server_pids) == 2)
 
 
 async def test_calls_fail_while_no_server_can_start_and_succeed_afterwards():
-    class Refusing(ScriptedHost):
-        refuses = False
+    refuses = False
 
-        async def launch(self, module: str, settings: ServerSettings) -> ScriptedServer:
-            await asyncio.sleep(0)
-            if self.refuses:
-                raise SandboxFailure("no container")
-            return await super().launch(module, settings)
+    async def refuse(_: int) -> None:
+        await asyncio.sleep(0)
+        if refuses:
+            raise SandboxFailure("no container")
 
-    host = Refusing()
+    host = ScriptedHost(refuse)
     async with open_pool(host, 1) as pool:
         await pool.start()
-        host.refuses = True
+        refuses = True
         host.servers[0].disconnect()
         await host.servers[0].wait()
         with pytest.raises(SandboxFailure):
@@ -313,13 +305,13 @@ async def test_calls_fail_while_no_server_can_start_and_succeed_afterwards():
         with pytest.raises(SandboxFailure, match="no fork server can be started"):
             while True:
                 await call_any(pool)
-        host.refuses = False
+        refuses = False
         await wait_until(lambda: len(pool.server_pids) == 1)
         assert (await call_any(pool))["id"] == 1
 
 
 async def test_a_cancelled_start_leaves_no_server():
-    host = NoSecondServer()
+    host = ScriptedHost(launch_only_one)
     async with open_pool(host, 2) as pool:
         starting = asyncio.create_task(pool.start())
         await wait_until(lambda: len(host.servers) == 1)
@@ -335,10 +327,7 @@ async def test_a_server_without_a_greeting_is_stopped(monkeypatch: pytest.Monkey
     class SilentServer(ScriptedServer):
         def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
 
-    class SilentHost(ScriptedHost):
-        server_class = SilentServer
-
-    host = SilentHost()
+    host = ScriptedHost(server_class=SilentServer)
     async with open_pool(host, 1) as pool:
         with pytest.raises(SandboxFailure, match="no greeting"):
             await pool.start()
@@ -346,7 +335,7 @@ async def test_a_server_without_a_greeting_is_stopped(monkeypatch: pytest.Monkey
 
 
 async def test_closing_does_not_wait_for_a_replacement_that_cannot_start_yet():
-    host = NoSecondServer()
+    host = ScriptedHost(launch_only_one)
     async with open_pool(host, 1) as pool:
         await pool.start()
         host.servers[0].disconnect()

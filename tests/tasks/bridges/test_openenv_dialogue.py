@@ -34,22 +34,6 @@ async def opened(stub: OpenEnvStub, **parameters: Any) -> AsyncGenerator[OpenEnv
             await dialogue.close()
 
 
-async def fail_to_init(stub: OpenEnvStub, **parameters: Any) -> str:
-    """Return the text of the fault."""
-    async with opened(stub, **parameters) as dialogue:
-        with pytest.raises(Fault) as raised:
-            await dialogue.init({})
-    return str(raised.value)
-
-
-async def fail_to_step(stub: OpenEnvStub, **parameters: Any) -> str:
-    async with opened(stub, **parameters) as dialogue:
-        await dialogue.init({})
-        with pytest.raises(Fault) as raised:
-            await dialogue.step(TURN)
-    return str(raised.value)
-
-
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
@@ -119,48 +103,50 @@ async def test_errors_that_the_action_may_have_caused_are_texts_for_the_model() 
         assert (await dialogue.step(TURN)).messages == "next"
 
 
-async def test_a_server_without_a_free_session_is_a_fault_that_names_the_setting() -> None:
-    full = fail("CAPACITY_REACHED", "full", active_sessions=4, max_sessions=4)
-    text = await fail_to_init(OpenEnvStub(greeting=full))
-    assert "allows 4 sessions, and all are in use" in text
-    assert "max_concurrent_envs" in text
-
-
-@pytest.mark.parametrize("code", ["SESSION_ERROR", "FACTORY_ERROR", "INVALID_JSON", "UNKNOWN_TYPE", "A_NEW_CODE"])
-async def test_other_errors_of_the_server_are_faults(code: str) -> None:
-    assert f"step failed: {code}: why" in await fail_to_step(OpenEnvStub(START, fail(code, "why")))
-
-
-async def test_an_error_of_reset_is_a_fault() -> None:
-    assert "reset failed: no such level" in await fail_to_init(OpenEnvStub(fail("EXECUTION_ERROR", "no such level")))
-
-
-async def test_an_episode_that_is_done_after_reset_is_a_fault() -> None:
-    assert "done after reset" in await fail_to_init(OpenEnvStub(observe({"text": ""}, done=True)))
+@pytest.mark.parametrize(
+    ("stub", "parameters", "texts"),
+    [
+        (
+            OpenEnvStub(greeting=fail("CAPACITY_REACHED", "full", active_sessions=4, max_sessions=4)),
+            {},
+            ["allows 4 sessions, and all are in use", "max_concurrent_envs"],
+        ),
+        (OpenEnvStub(fail("EXECUTION_ERROR", "no such level")), {}, ["reset failed: no such level"]),
+        (OpenEnvStub(observe({"text": ""}, done=True)), {}, ["done after reset"]),
+        (OpenEnvStub(START), {"observation_fields": ["txt"]}, ["has no txt; it has text, board"]),
+        (OpenEnvStub(START), {"action_field": "text"}, ["has no field text; it has message"]),
+    ],
+    ids=["no free session", "error of reset", "done after reset", "missing observation field", "missing action field"],
+)
+async def test_a_fault_of_init_names_its_cause(stub: OpenEnvStub, parameters: dict[str, Any], texts: list[str]) -> None:
+    async with opened(stub, **parameters) as dialogue:
+        with pytest.raises(Fault) as raised:
+            await dialogue.init({})
+    assert [text for text in texts if text not in str(raised.value)] == []
 
 
 @pytest.mark.parametrize(
-    "frame",
-    ["", "nonsense", "[]", '{"type": "state", "data": {}}', '{"type": "observation", "data": {"observation": 3}}'],
+    ("frames", "text"),
+    [
+        *(
+            ([fail(code, "why")], f"step failed: {code}: why")
+            for code in ("SESSION_ERROR", "FACTORY_ERROR", "INVALID_JSON", "UNKNOWN_TYPE", "A_NEW_CODE")
+        ),
+        *(
+            ([frame], "sent a malformed frame")
+            for frame in ("", "nonsense", "[]", '{"type": "state", "data": {}}', observe(3), observe({}, float("nan")))  # pyright: ignore
+        ),
+        ([b"\0"], "closed the connection (binary"),
+        ([], "closed the connection (close"),
+        ([None], "no answer within 0.1 s"),
+    ],
 )
-async def test_a_malformed_frame_is_a_fault(frame: str) -> None:
-    assert "sent a malformed frame" in await fail_to_step(OpenEnvStub(START, frame))
-
-
-async def test_a_reward_that_is_no_number_is_a_fault() -> None:
-    assert "sent a malformed frame" in await fail_to_step(OpenEnvStub(START, observe({}, float("nan"))))
-
-
-async def test_a_binary_frame_is_a_fault() -> None:
-    assert "closed the connection (binary" in await fail_to_step(OpenEnvStub(START, b"\0"))
-
-
-async def test_a_closed_connection_is_a_fault() -> None:
-    assert "closed the connection (close" in await fail_to_step(OpenEnvStub(START))
-
-
-async def test_a_missing_answer_is_a_fault_after_the_time_limit() -> None:
-    assert "no answer within 0.1 s" in await fail_to_step(OpenEnvStub(START, None), time_limit_s=0.1)
+async def test_a_fault_of_a_step_names_its_cause(frames: list[str | bytes | None], text: str) -> None:
+    async with opened(OpenEnvStub(START, *frames), time_limit_s=0.1 if None in frames else 20.0) as dialogue:
+        await dialogue.init({})
+        with pytest.raises(Fault) as raised:
+            await dialogue.step(TURN)
+    assert text in str(raised.value)
 
 
 async def test_a_session_is_unusable_after_a_cancelled_step() -> None:
@@ -180,15 +166,6 @@ async def test_init_after_a_failed_init_opens_another_session() -> None:
             with pytest.raises(Fault, match="FACTORY_ERROR"):
                 await dialogue.init({})
         assert stub.num_open == 1
-
-
-async def test_a_missing_field_of_the_observation_is_a_fault_that_lists_the_fields() -> None:
-    text = await fail_to_init(OpenEnvStub(START), observation_fields=["txt"])
-    assert "has no txt; it has text, board" in text
-
-
-async def test_an_action_field_that_the_schema_lacks_is_a_fault_that_lists_the_fields() -> None:
-    assert "has no field text; it has message" in await fail_to_init(OpenEnvStub(START), action_field="text")
 
 
 @pytest.mark.parametrize("schema", [None, {}, {"action": {"properties": {"a": {}}, "additionalProperties": True}}])

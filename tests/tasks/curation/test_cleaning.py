@@ -161,14 +161,14 @@ def test_unusable_rows_are_listed_up_to_the_limit(tmp_path: Path) -> None:
     assert len(output.read_text().splitlines()) == 2  # the result of the earlier cleaning
 
 
-def test_one_bad_row_of_100_000_is_not_fatal(tmp_path: Path) -> None:
+def test_one_bad_row_of_20_000_is_not_fatal(tmp_path: Path) -> None:
     rows: list[Any] = make_rows(
-        *((f"What is the sum of {number} and {number + 1}?", 2 * number + 1) for number in range(100_000))
+        *((f"What is the sum of {number} and {number + 1}?", 2 * number + 1) for number in range(20_000))
     )
-    rows[70_000] = "\xff{\n"
+    rows[14_000] = "\xff{\n"
     report, kept, removed = clean(write_jsonl(tmp_path / "rows.jsonl", rows))
-    assert (report.num_rows, len(kept), list(report.num_removed)) == (100_000, 99_999, ["unusable"])
-    assert "row 70001" in removed[""].detail
+    assert (report.num_rows, len(kept), list(report.num_removed)) == (20_000, 19_999, ["unusable"])
+    assert "row 14001" in removed[""].detail
 
 
 def test_named_columns_are_kept_and_files_are_compressed(tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ import msgspec
 import pytest
 
 from asterism.bus import messages as msg
+from asterism.policies.tools.task_description import TaskDescription
 from asterism.tasks.hosting.host_pool import HostPool
 from asterism.tasks.hosting.host_process import HostCommand, HostFailure, RunProgramFunction
 from asterism.tasks.hosting.loaded_task import LoadedTask
 from asterism.tasks.hosting.wire import HostSettings, ProgramEnded, RunProgram
+from asterism.tasks.math_python import MATH_PYTHON
 from tests.processes import family
 
 # The head of every task's source. `note` writes a line of the journal; `wait_for` waits for a file that a test writes.
@@ -81,28 +83,37 @@ class Host:
 
 
 @asynccontextmanager
-async def open_host(
-    folder: Path,
-    source: str,
-    name: str,
+async def open_pool(
+    settings: HostSettings,
+    description: TaskDescription = MATH_PYTHON,
     *,
     run_program: RunProgramFunction = refuse_programs,
     processes: int = 1,
     python: str = "",
     variables: dict[str, str] | None = None,
-    **settings: Any,
-) -> AsyncGenerator[Host]:
-    """Open a host for the object `name` of the source, and check that no process remains at the end."""
-    (folder / "task.py").write_text(HEAD + source)
-    made = HostSettings(task="t", import_path=f"{folder}/task.py:{name}", **settings)
-    description = await LoadedTask(made).describe()
-    pool = HostPool(HostCommand(made, python, variables or {}), description, run_program, processes=processes)
+) -> AsyncGenerator[HostPool]:
+    """Open a pool, and check that no process remains at the end."""
+    pool = HostPool(HostCommand(settings, python, variables or {}), description, run_program, processes=processes)
     try:
-        yield Host(pool, folder)
+        yield pool
     finally:
         pids = pool.pids
         await pool.close()
         assert set(pids).isdisjoint(family(os.getpid()))
+
+
+POOL_OPTIONS = ("run_program", "processes", "python", "variables")
+
+
+@asynccontextmanager
+async def open_host(folder: Path, source: str, name: str, **options: Any) -> AsyncGenerator[Host]:
+    """Open a host for the object `name` of the source. `options`: of `open_pool`, or settings of the host."""
+    (folder / "task.py").write_text(HEAD + source)
+    settings = {key: value for key, value in options.items() if key not in POOL_OPTIONS}
+    made = HostSettings(task="t", import_path=f"{folder}/task.py:{name}", **settings)
+    of_pool = {key: value for key, value in options.items() if key in POOL_OPTIONS}
+    async with open_pool(made, await LoadedTask(made).describe(), **of_pool) as pool:
+        yield Host(pool, folder)
 
 
 async def fail(awaitable: Awaitable[object]) -> str:

@@ -7,15 +7,9 @@ import pytest
 
 from asterism.bus import messages as msg
 from asterism.policies.tools.tool_arguments import check_arguments
-from asterism.tasks.hosting.host_pool import HostPool
-from asterism.tasks.hosting.host_process import HostCommand
 from asterism.tasks.hosting.loaded_task import LoadedTask
 from asterism.tasks.hosting.wire import HostSettings
-from asterism.tasks.math_python import MATH_PYTHON
-from asterism.tasks.tiny.cold_start_dialogues import generate_dialogues
-from asterism.tasks.tiny.prepare import iter_tokenizer_texts
-from asterism.tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
-from tests.tasks.hosting.hosts import refuse_programs
+from tests.tasks.hosting.hosts import open_pool
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
@@ -57,13 +51,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoint")
-    save_tokenizer(train_tokenizer(iter_tokenizer_texts(generate_dialogues(0, 50, 200))), folder)
-    return folder
-
-
 def submit(trajectory_id: int, row: dict[str, object], response: str, checkpoint: Path) -> msg.AnswerSubmitted:
     from asterism.engine.model.tokenizer import load_tokenizer
 
@@ -84,10 +71,9 @@ async def test_an_environment_and_a_reward_written_for_trl_run_unchanged(tmp_pat
         "Increment the internal counter.",
     )
     assert check_arguments({"step": 3}, tool.parameters) == {"step": 3}
-    pool = HostPool(HostCommand(settings), description, refuse_programs)
-    try:
+    async with open_pool(settings, description) as pool:
         for trajectory_id, steps in ((0, (3, 4)), (1, (3,))):
-            row = {"question": "Go. ", "amount": 7}
+            row: dict[str, object] = {"question": "Go. ", "amount": 7}
             opened = await pool.call(
                 msg.EnvironmentCalled(trajectory_id, msg.OPENING_CALL, "t", "", msgspec.json.encode(row))
             )
@@ -98,20 +84,12 @@ async def test_an_environment_and_a_reward_written_for_trl_run_unchanged(tmp_pat
             assert returned.outcome == msg.Observation(str(sum(steps)))
             scored = await pool.score(submit(trajectory_id, row, "done", checkpoint))
             assert scored.components == {"counter": float(sum(steps) == 7)}
-    finally:
-        await pool.close()
 
 
-@pytest.mark.parametrize(("response", "score"), [("It is #### 1,234", 1.0), ("#### 12", 0.0), ("1234", 0.0)])
-async def test_a_reward_written_for_verl_runs_unchanged(
-    tmp_path: Path, checkpoint: Path, response: str, score: float
-) -> None:
+async def test_a_reward_written_for_verl_runs_unchanged(tmp_path: Path, checkpoint: Path) -> None:
     (tmp_path / "gsm8k.py").write_text(VERL_REWARD)
     functions = {"gsm8k": f"{tmp_path}/gsm8k.py:compute_score"}
-    settings = HostSettings("t", functions=functions, checkpoint=str(checkpoint))
-    pool = HostPool(HostCommand(settings), MATH_PYTHON, refuse_programs)
-    try:
-        row: dict[str, object] = {"question": "?", "ground_truth": "1234", "data_source": "openai/gsm8k"}
-        assert (await pool.score(submit(0, row, response, checkpoint))).components == {"gsm8k": score}
-    finally:
-        await pool.close()
+    row: dict[str, object] = {"question": "?", "ground_truth": "1234", "data_source": "openai/gsm8k"}
+    async with open_pool(HostSettings("t", functions=functions, checkpoint=str(checkpoint))) as pool:
+        for response, score in (("It is #### 1,234", 1.0), ("#### 12", 0.0), ("1234", 0.0)):
+            assert (await pool.score(submit(0, row, response, checkpoint))).components == {"gsm8k": score}

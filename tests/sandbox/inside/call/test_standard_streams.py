@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from asterism.bus.messages import CodeOk, CodeRaised, Output
-from tests.sandbox.conftest import StartSandbox
+from tests.sandbox.conftest import Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 _LINES = Path(__file__).with_name("bug_reports.jsonl").read_text(encoding="utf-8").splitlines()
@@ -67,25 +67,23 @@ async def run_usually(code: str) -> Output:
     return Output(stdout, stderr)
 
 
-async def test_a_program_has_the_output_of_an_ordinary_interpreter(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox() as client:
-        for name, code in PROGRAMS.items():
-            assert (await client.program(code, INPUT)).outcome == CodeOk(await run_usually(code)), name
+async def test_a_program_has_the_output_of_an_ordinary_interpreter(client: Client) -> None:
+    for name, code in PROGRAMS.items():
+        assert (await client.program(code, INPUT)).outcome == CodeOk(await run_usually(code)), name
 
 
-async def test_cells_use_the_streams_as_programs_do_and_later_cells_still_print(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox() as client:
-        for trajectory, (name, code) in enumerate(PROGRAMS.items()):
-            if "input()" in code or "stdin" in code or "open(0)" in code:  # cells have an empty input
-                continue
-            if "newline=" in code:  # later cells keep the configuration of an earlier cell
-                continue
-            usual = await run_usually(code)
-            for _ in range(2):
-                assert (await client.cell(code, trajectory)).outcome == CodeOk(usual), name
-                assert await client.printed("print('alive')\n1 + 1", trajectory) == "alive\n2\n"
-                later = await client.cell("import sys; print('e', file=sys.stderr)", trajectory)
-                assert later.outcome == CodeOk(Output("", "e\n")), name
+async def test_cells_use_the_streams_as_programs_do_and_later_cells_still_print(client: Client) -> None:
+    for trajectory, (name, code) in enumerate(PROGRAMS.items()):
+        if "input()" in code or "stdin" in code or "open(0)" in code:  # cells have an empty input
+            continue
+        if "newline=" in code:  # later cells keep the configuration of an earlier cell
+            continue
+        usual = await run_usually(code)
+        for _ in range(2):
+            assert (await client.cell(code, trajectory)).outcome == CodeOk(usual), name
+            assert await client.printed("print('alive')\n1 + 1", trajectory) == "alive\n2\n"
+            later = await client.cell("import sys; print('e', file=sys.stderr)", trajectory)
+            assert later.outcome == CodeOk(Output("", "e\n")), name
 
 
 # By name: a cell, and its own output, or None if it fails.
@@ -113,41 +111,33 @@ BREAKING = {
 
 
 @pytest.mark.parametrize("name", BREAKING)
-async def test_a_cell_that_breaks_the_streams_does_not_end_the_output_of_later_cells(
-    name: str, start_sandbox: StartSandbox
-) -> None:
+async def test_a_cell_that_breaks_the_streams_does_not_end_the_output_of_later_cells(name: str, client: Client) -> None:
     code, printed = BREAKING[name]
-    async with start_sandbox() as client:
-        for _ in range(3):
-            outcome = (await client.cell(code)).outcome
-            if printed is not None:
-                assert outcome == CodeOk(Output(printed))
-            assert await client.printed("x = 1\nprint('alive')\n1 + 1") == "alive\n2\n"
-            assert await client.printed("print('alive')") == "alive\n"  # a pure cell
-        failing = (await client.cell("import sys; print('e', file=sys.stderr); input()")).outcome
-        assert isinstance(failing, CodeRaised)
-        assert (failing.output.stderr, failing.error) == ("e\n", "EOFError: EOF when reading a line")
+    for _ in range(3):
+        outcome = (await client.cell(code)).outcome
+        if printed is not None:
+            assert outcome == CodeOk(Output(printed))
+        assert await client.printed("x = 1\nprint('alive')\n1 + 1") == "alive\n2\n"
+        assert await client.printed("print('alive')") == "alive\n"  # a pure cell
+    failing = (await client.cell("import sys; print('e', file=sys.stderr); input()")).outcome
+    assert isinstance(failing, CodeRaised)
+    assert (failing.output.stderr, failing.error) == ("e\n", "EOFError: EOF when reading a line")
 
 
-async def test_a_logger_and_a_wrapper_of_an_earlier_cell_keep_their_streams(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox() as client:
-        await client.printed("import io, logging, sys\nlogging.basicConfig(stream=sys.stdout)")
-        await client.printed("sys.stdout = out = io.TextIOWrapper(sys.stdout.buffer, line_buffering=True)")
-        assert await client.printed("print('a', file=out)\nlogging.warning('b')") == "a\nWARNING:root:b\n"
-        await client.printed("sys.stdout = out = io.TextIOWrapper(sys.stdout.buffer, line_buffering=True)")
-        assert (
-            await client.printed("print('a', file=out)\nlogging.warning('b')\nprint('c')") == "a\nWARNING:root:b\nc\n"
-        )
+async def test_a_logger_and_a_wrapper_of_an_earlier_cell_keep_their_streams(client: Client) -> None:
+    await client.printed("import io, logging, sys\nlogging.basicConfig(stream=sys.stdout)")
+    await client.printed("sys.stdout = out = io.TextIOWrapper(sys.stdout.buffer, line_buffering=True)")
+    assert await client.printed("print('a', file=out)\nlogging.warning('b')") == "a\nWARNING:root:b\n"
+    await client.printed("sys.stdout = out = io.TextIOWrapper(sys.stdout.buffer, line_buffering=True)")
+    assert await client.printed("print('a', file=out)\nlogging.warning('b')\nprint('c')") == "a\nWARNING:root:b\nc\n"
 
 
-async def test_later_cells_read_an_input_that_a_cell_has_set(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox() as client:
-        await client.printed("import io, sys; sys.stdin = io.StringIO('a\\nb')")
-        assert await client.printed("input(), input()") == "('a', 'b')\n"
+async def test_later_cells_read_an_input_that_a_cell_has_set(client: Client) -> None:
+    await client.printed("import io, sys; sys.stdin = io.StringIO('a\\nb')")
+    assert await client.printed("input(), input()") == "('a', 'b')\n"
 
 
-async def test_streams_are_usable_after_a_rollback(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox() as client:
-        await client.printed("x = [1]; import os, sys; os.close(1)")
-        await client.cell("sys.stdout.close(); os._exit(3)")
-        assert await client.printed("print(x)") == "[1]\n"
+async def test_streams_are_usable_after_a_rollback(client: Client) -> None:
+    await client.printed("x = [1]; import os, sys; os.close(1)")
+    await client.cell("sys.stdout.close(); os._exit(3)")
+    assert await client.printed("print(x)") == "[1]\n"
