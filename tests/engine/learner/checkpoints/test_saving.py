@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from asterism.configs.atomic_write import DiskError
 from asterism.configs.file_manifest import MANIFEST_NAME, DamagedFile, list_files, read_manifest
 from asterism.engine.learner.checkpoints import checkpoint as checkpoint_module
+from asterism.engine.learner.checkpoints.checkpoint import CheckpointWriter
 from asterism.engine.learner.checkpoints.checkpoint_folders import (
     get_partial_path,
     get_tensors_folder,
