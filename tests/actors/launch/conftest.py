@@ -1,4 +1,4 @@
-"""These fixtures are the inputs of a run, complete and to be damaged."""
+"""Fixtures of input files of a run: complete files, and a copy of them that a test may damage."""
 
 import shutil
 from pathlib import Path

@@ -71,7 +71,7 @@ def play_death(start_trained: Start, how: str, *settings: str) -> set[Path]:
         case "hangup":
             process.send_signal(signal.SIGHUP)
         case _:
-            for number in (signal.SIGSTOP, signal.SIGKILL):  # no process acts on the death of another one
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # all stop first, so that none reacts to a death
                 for pid in processes:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, number)
@@ -130,7 +130,7 @@ def terminal() -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("how", ["signal", "terminal"])
-def test_a_lost_terminal_during_the_replay_ends_the_run_in_order(
+def test_a_lost_terminal_during_the_replay_ends_the_run_cleanly(
     tmp_path: Path, terminal: tuple[int, int], how: str
 ) -> None:
     ours, theirs = terminal

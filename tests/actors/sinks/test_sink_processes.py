@@ -125,7 +125,7 @@ async def test_a_killed_sink_continues_after_the_records_that_it_has_delivered(f
     assert [entry["exit_code"] for entry in logged if entry["event"] == "sink.died"] == [-signal.SIGKILL]
 
 
-async def test_a_process_that_ends_before_it_can_handle_the_end_of_the_run_is_followed_by_another(
+async def test_a_second_process_delivers_if_the_run_ends_before_the_first_is_ready(
     folder: RunFolder,
 ) -> None:
     run = SinksOfRun(folder, {"tensorboard": "works"})
@@ -144,7 +144,7 @@ async def test_a_damaged_ledger_does_not_fail_the_run(folder: RunFolder) -> None
     run.sinks.start()
     finishing = asyncio.create_task(run.sinks.finish())
     await run.wait_for_output("tensorboard", "closed")
-    run.behaviours["wandb"] = "ends"  # until now each process of this sink ends with the error of the ledger
+    run.behaviours["wandb"] = "ends"  # all processes of this sink fail because of the ledger
     await finishing
     assert "wandb.jsonl: damaged" in run.printed[-1]
     assert run.read_output("tensorboard")[-1] == "closed"

@@ -1,4 +1,4 @@
-"""Stages run in order by the flags of `asterism run`; these runs only write the files of a finished run."""
+"""Stages run in order, as the flags of `asterism run` demand; these stages only write files of a finished run."""
 
 import json
 import shutil
@@ -37,11 +37,11 @@ problems = "unsolved"
 rl.steps = 2
 """
 NEW_RUN = StageSelection()
-POSITION = 96  # position in the data after the last step
+POSITION = 96  # position in the training data after the last step
 
 
 class Runs:
-    """A runner of stages: `ending` is the exit code by name of the stage, 0 by default."""
+    """A runner of stages. `endings` has exit codes by name of the stage; the default is 0."""
 
     def __init__(self, folder: Path) -> None:
         self.config = folder / "run.toml"
@@ -58,7 +58,7 @@ class Runs:
         return StageSequence(stages, selection, self.printed.append).run(self._run_stage)
 
     def refuse(self, selection: StageSelection = NEW_RUN, *overrides: str) -> str:
-        """Return the error of a run, which must be refused."""
+        """Return the error of a run that must be refused."""
         with pytest.raises(UnusableInput) as refused:
             self.run(selection, *overrides)
         return str(refused.value)
@@ -108,7 +108,7 @@ def runs(tmp_path: Path) -> Runs:
     return Runs(tmp_path)
 
 
-def test_each_stage_continues_the_stage_before(runs: Runs) -> None:
+def test_each_stage_continues_the_previous_stage(runs: Runs) -> None:
     assert runs.run() == 0
     assert runs.started == [("1_short", False), ("2_longer", False), ("3_hard", False)]
     short, longer, hard = (runs.configurations[name] for name in ("1_short", "2_longer", "3_hard"))
@@ -152,7 +152,7 @@ TASKS_OF_A_STAGE = CONFIG.replace('optimizer = "reset"', 'tasks = [{ name = "sql
         (f"log.events = false\nlog.verify = false\n{CONFIG}", r"longer: .*set log\.events = true, or problem_order"),
     ],
 )
-def test_a_stage_that_could_not_continue_the_stage_before_is_refused_before_any_stage_trains(
+def test_a_stage_that_cannot_continue_the_previous_stage_is_refused_before_training(
     runs: Runs, config: str, message: str
 ) -> None:
     runs.config.write_text(config)
@@ -226,7 +226,7 @@ def test_from_stage_repeats_this_stage_and_the_later_ones(runs: Runs) -> None:
     assert runs.configurations["3_hard"].learner.resume_from.endswith("2_longer/checkpoints/step_000007")
 
 
-def test_from_stage_needs_the_stages_before(runs: Runs) -> None:
+def test_from_stage_needs_the_earlier_stages_to_be_finished(runs: Runs) -> None:
     assert "stage short before it is not finished" in runs.refuse(StageSelection(first="longer"))
     assert "--from-stage x: no such stage; known are: short, longer, hard" in runs.refuse(StageSelection(first="x"))
 

@@ -24,7 +24,7 @@ SAMPLING = Sampling(temperature=0.5, top_p=0.9, top_k=3)
 
 
 class ScriptedLines:
-    """A replacement of `input`: returns lines, then the end of the input. Keeps the prompts."""
+    """A replacement of `input` that returns lines, then raises EOFError; it keeps the prompts."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self._lines = list(lines)
@@ -166,5 +166,5 @@ class ScriptedChat:
         )
 
     def read_prompt(self, number: int) -> str:
-        """Return the text of the prompt in the engine's request `number`."""
+        """Return the prompt text of the engine's request with this number."""
         return TOKENIZER.decode(self.engine.requests[number].token_ids.tolist())
