@@ -76,7 +76,7 @@ class ScriptedEngine(FakeEngine):
     async def load_weights(self, weights: msg.WeightsPublished) -> None:
         await asyncio.sleep(STEP_S)
         if weights.version in self.refused:
-            raise WeightsRefused("half of them are missing")
+            raise WeightsRefused("half of the weights are missing")
         self.loaded_versions.append(weights.version)
         self.loaded_paths.append(weights.path)
         self.version = weights.version

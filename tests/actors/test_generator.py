@@ -66,7 +66,7 @@ async def test_a_turn_with_a_lease_of_another_incarnation_fails_immediately(scen
     assert scene.engine.generated == []
 
 
-async def test_a_turn_aborted_before_the_engine_has_it_is_answered_without_tokens(scene: Scene) -> None:
+async def test_a_turn_that_is_aborted_before_it_starts_is_answered_without_tokens(scene: Scene) -> None:
     await scene.send(turn(1), msg.TurnAborted(1, 1))  # both messages arrive before the generator runs
     answer = (await scene.rollout.receive()).message
     assert answer == msg.TurnGenerated(1, 2, 1, b"", b"", b"", "abort")
@@ -208,7 +208,7 @@ async def test_refused_weights_are_not_acknowledged_and_the_next_ones_are_loaded
     assert isinstance(answer, msg.WeightsLoaded)
     assert (answer.version, scene.engine.loaded_versions, scene.rollout.waiting) == (6, [6], 0)
     refused = [(entry["version"], entry["cause"]) for entry in logged if entry["event"] == "weights.refused"]
-    assert refused == [(5, "half of them are missing")]
+    assert refused == [(5, "half of the weights are missing")]
 
 
 async def test_the_recorder_receives_the_counters_of_a_step_before_its_weights_are_acknowledged(scene: Scene) -> None:
@@ -296,7 +296,7 @@ async def test_refused_weights_do_not_end_a_sleep(scene: Scene) -> None:
 # ---------------------------------------------------------------- load reports
 
 
-async def test_the_load_is_reported_four_times_a_second_while_it_changes_and_once_when_it_settles(scene: Scene) -> None:
+async def test_a_changing_load_is_reported_four_times_a_second_and_once_when_it_settles(scene: Scene) -> None:
     await asyncio.sleep(5)
     await scene.send(turn(1, 11))  # takes 1.1 s
     await asyncio.sleep(20)

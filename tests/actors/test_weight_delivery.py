@@ -47,7 +47,7 @@ class LossyEngine(EmbeddedEngine):
 
 @pytest.fixture
 def adapted(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[RunConfig, RunFolder]]:
-    """Return a run that publishes the whole weights, or adapters in the given way."""
+    """Yield a run without LoRA for "full", or with LoRA and the publication that the parameter names."""
     run, folder = make_run(tmp_path, sft_steps=0)
     settings = {} if request.param == "full" else {**SETTINGS, "publish": request.param}
     yield replace(run, learner=change_learner(run.learner, **settings, minibatches=1, warmup_steps=0)), folder

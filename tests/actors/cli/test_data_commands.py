@@ -181,7 +181,7 @@ def hub() -> Iterator[str]:
 
 
 def fetch(endpoint: str, *arguments: str) -> CompletedProcess[str]:
-    """Fetch in a separate process: huggingface_hub reads its settings when it is imported."""
+    """Fetch in a separate process, because huggingface_hub reads its settings when it is imported."""
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(Path("hub").absolute()), "HF_HUB_DISABLE_XET": "1"}
     command = [sys.executable, "-m", "asterism.actors.cli.main", "data", "fetch", *arguments]
     environment = os.environ | settings | {"PYTHONPATH": str(ROOT)}

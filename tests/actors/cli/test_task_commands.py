@@ -18,7 +18,7 @@ MESSAGES = Path(__file__).with_name("task_check_messages.txt")
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the current folder, with code and rows."""
+    """Write code and rows to the current folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "counting.py").write_text(CODE)
     write_rows(*ROWS)
@@ -30,7 +30,7 @@ def write_rows(*rows: dict[str, Any]) -> None:
 
 
 def check(*arguments: str) -> tuple[int, str, dict[str, Any]]:
-    """Return exit code, output, and the JSON."""
+    """Run `asterism task check`, and return exit code, output and the JSON."""
     result = invoke("task", "check", *arguments, "--json", "check.json")
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

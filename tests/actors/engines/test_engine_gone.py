@@ -64,7 +64,7 @@ async def run_until_lost(
         handle, transport = FakeServerHandle(url), FakeTransport(failure)
         scene = Scene(hub, handle, transport, server)
         generating = asyncio.create_task(generate(hub.join("generator-0", 100), handle, transport))
-        await scene.arbiter.receive()  # EngineJoined
+        await scene.arbiter.receive()  # the first message is EngineJoined
         await scenario(scene)
         with pytest.raises(EngineFailure) as raised:
             await generating
@@ -141,7 +141,7 @@ async def test_a_turn_that_fails_because_its_engine_is_lost_is_not_reported() ->
     hub = Hub()
     rollout, arbiter = hub.join("rollout-0", 100), hub.join("head", 100)
     generating = asyncio.create_task(generate(hub.join("generator-0", 100)))
-    await arbiter.receive()  # EngineJoined
+    await arbiter.receive()  # the first message is EngineJoined
     await rollout.send("generator-0", turn(1))
     with pytest.raises(EngineFailure, match="the server ended"):
         await generating

@@ -1,4 +1,4 @@
-"""The head's log of answers has each answer once, as the rollout and its grader handled it."""
+"""The head's answer log has each answer once, with the results of the rollout and of its grader."""
 
 from collections.abc import Sequence
 from errno import ENOSPC
@@ -44,7 +44,7 @@ def make_rules(**changes: Any) -> Rules:
 
 
 def make_record(*parts: tuple[str, bool]) -> msg.TokenRecord:
-    """Make a record with a prompt of one token. Each part of the response has a text and whether it was generated."""
+    """Make a record with a prompt of one token. A part of the response is a text, and True for generated text."""
     encoded = [(TOKENIZER.encode(text, trusted=True), generated) for text, generated in parts]
     ids = [0, *(token for tokens, _ in encoded for token in tokens)]
     mask = bytes([0]) + b"".join(bytes([generated]) * len(tokens) for tokens, generated in encoded)

@@ -1,4 +1,4 @@
-"""Fixtures of input files of a run: complete files, and a copy of them that a test may damage."""
+"""These fixtures are input files of a run: complete files, and a copy that a test can damage."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A run claims its folder: a new, resumed or overwritten one; a refusal names the flag that helps."""
+"""A run claims a new folder, or resumes or overwrites a folder; a refusal names the flag that helps."""
 
 import errno
 import os

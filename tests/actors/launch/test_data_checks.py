@@ -1,4 +1,4 @@
-"""A run refuses unusable data files or warns of them before it creates anything, each named by its key."""
+"""Before it creates anything, a run refuses unusable data files or warns of them, and names their keys."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from tests.actors.launch.run_inputs import QUESTION, load
 pytestmark = pytest.mark.slow
 
 
-def test_only_unusable_training_questions_are_skipped_up_to_a_limit(inputs: Path) -> None:
+def test_unusable_questions_are_skipped_up_to_a_limit_only_in_training(inputs: Path) -> None:
     test = f"data.test={shutil.copy(inputs / 'train.jsonl', inputs / 'test.jsonl')}"
     (inputs / "train.jsonl").write_text(QUESTION + '{\n{"question": "2 + 2?"}\n')
     (warning,) = (line for line in check_inputs(load(inputs, test)) if "unusable rows" in line)

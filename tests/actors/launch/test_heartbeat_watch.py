@@ -135,7 +135,7 @@ async def test_a_rank_that_starts_has_a_longer_timeout(folder: RunFolder) -> Non
     assert (await ranks.wait()).cause == "learner rank 1: no heartbeat for 61.0 s"
 
 
-async def test_an_operation_over_its_time_limit_hangs_despite_heartbeats(folder: RunFolder) -> None:
+async def test_an_operation_over_its_time_limit_counts_as_a_hang_despite_heartbeats(folder: RunFolder) -> None:
     ranks = WatchedRanks(folder)
     await ranks.beat(RANKS, 20)
     ranks.run_operations(LEADER, ("step 2", 30.0, 0.0), ("save", 9.0, 12.0))
@@ -160,7 +160,7 @@ async def test_a_late_rank_is_named_before_the_rank_that_waits_for_it(folder: Ru
     assert named == [FOLLOWER, LEADER]
 
 
-async def test_time_of_a_suspended_launcher_does_not_count(folder: RunFolder) -> None:
+async def test_the_time_in_which_the_launcher_was_suspended_is_not_counted(folder: RunFolder) -> None:
     ranks = WatchedRanks(folder)
     await ranks.beat(RANKS, 20)
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""A run refuses unusable inputs before it creates anything, each named by its key."""
+"""A run refuses unusable inputs before it creates anything, and names the key of each input."""
 
 import json
 import shutil

@@ -101,7 +101,7 @@ async def test_a_joining_node_gets_a_number_its_processes_and_all_addresses(site
     assert len({(each.host, each.port) for each in second.listeners}) == len(second.listeners)
 
 
-async def test_node_numbers_of_an_earlier_launch_are_not_reused_and_its_epochs_are_stale(
+async def test_node_numbers_are_not_reused_and_epochs_of_an_earlier_launch_are_stale(
     site: Site, tmp_path: Path
 ) -> None:
     await site.join(FIRST, SECOND)

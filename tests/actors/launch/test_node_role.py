@@ -63,7 +63,7 @@ def test_another_node_joins_the_node_of_rank_0() -> None:
 
 
 @pytest.mark.parametrize("configure", [configure_head, configure_worker])
-def test_nodes_that_were_started_together_need_a_key(configure: object) -> None:
+def test_nodes_that_start_together_need_a_key(configure: object) -> None:
     with pytest.raises(
         UnusableInput, match=r"^cluster\.key: srun started 3 nodes; set cluster\.key to a file made by `asterism keys`"
     ):

@@ -104,7 +104,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
         await node.stop()
 
 
-async def test_an_executor_that_dies_is_restarted_after_a_pause_that_doubles(node: Node) -> None:
+async def test_an_executor_is_restarted_after_a_pause_that_doubles_with_each_death(node: Node) -> None:
     for _ in range(3):
         await node.die("executor-0")
         await asyncio.sleep(10)

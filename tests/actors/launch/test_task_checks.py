@@ -1,4 +1,4 @@
-"""A run refuses mistakes in [[tasks]] before it creates anything, each named by its key."""
+"""A run refuses mistakes in [[tasks]] before it creates anything, and names the key of each mistake."""
 
 import json
 from pathlib import Path

@@ -100,7 +100,7 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], pa
     while not condition():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, "the condition did not hold in time"
-        time.sleep(0.02)  # other processes need real time
+        time.sleep(0.02)  # wait for other processes
 
 
 class StartedRun:
@@ -138,7 +138,7 @@ Start = Callable[..., StartedRun]
 
 
 def is_conserved(summary: dict[str, int], *more: str) -> bool:
-    """Return whether every trajectory finished, failed, was abandoned, or ended in one of the ways in `more`."""
+    """Return whether every trajectory finished, failed, was abandoned, or had one of the endings in `more`."""
     ends = sum(summary[f"trajectories_{end}"] for end in ("finished", "failed", "abandoned", *more))
     return summary["trajectories_started"] == ends
 
@@ -180,7 +180,7 @@ def read_messages(folder: RunFolder, process: str, *kinds: type[M]) -> list[M]:
 
 
 def read_token_versions(folder: RunFolder) -> dict[int, set[int]]:
-    """Return versions of generated tokens, by the version of the newest step request when the trajectory ended."""
+    """Return the token versions of trajectories, by the version of the last step request before their end."""
     version, by_version = -1, dict[int, set[int]]()
     for message in read_messages(folder, "head", StepRequested, TrajectoryFinished):
         if isinstance(message, StepRequested):

@@ -1,4 +1,4 @@
-"""After any death of a run, its leftovers are removed when the next run starts."""
+"""The start of a run removes the leftovers of a dead run, however that run died."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def hangups_end_processes() -> Iterator[None]:
-    """Restore the default of SIGHUP: processes that nohup has started ignore it, as do their children."""
+    """Restore the default of SIGHUP: tests that were started with nohup ignore it, and so do their children."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)

@@ -40,11 +40,11 @@ def strict_run(tmp_path_factory: pytest.TempPathFactory, finished: RunFolder) ->
 
 
 def wait_until_exited(processes: list[int]) -> None:
-    """Wait until the kernel has killed the processes of a run with a killed launcher."""
+    """Wait until the kernel has killed all processes of a run whose launcher was killed."""
     deadline = time.monotonic() + 60.0
     while left := [pid for pid in processes if is_running(pid)]:
         assert time.monotonic() < deadline, f"still alive: {left}"
-        time.sleep(0.02)  # other processes need real time
+        time.sleep(0.02)  # wait for other processes
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The length limit of evaluations is longer than that of training: in a run, `asterism eval` and forks."""
+"""Evaluations have a higher length limit than training: in a run, in `asterism eval`, and in forks."""
 
 import json
 from typing import NamedTuple

@@ -100,7 +100,7 @@ class Node:
             for task in self._tasks:
                 if task.done():
                     task.result()
-            await asyncio.sleep(0.005)  # other processes need real time
+            await asyncio.sleep(0.005)  # wait for other processes
 
     async def kill(self, name: str) -> None:
         """Kill an executor and wait until the rollout has received ExecutorLeft."""

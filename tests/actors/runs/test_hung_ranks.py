@@ -25,7 +25,7 @@ from tests.processes import processes_that_name
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PATIENCE_S = 600.0  # allows four starts of the learner on a busy machine
-OPERATIONS = ("publish", "forward and backward", "save")  # in the steps 1, 2 and 3
+OPERATIONS = ("publish", "forward and backward", "save")  # operations with a fault, in the steps 1, 2 and 3
 SETTINGS = (
     *(f"learner.loss.function={LOSS}", "learner.ranks=2", "rl.prompts=4", "rl.rollouts=8", "rl.max_refill_groups=2"),
     *("supervision.heartbeat_s=0.5", "supervision.heartbeat_timeout_s=4", "determinism=strict"),

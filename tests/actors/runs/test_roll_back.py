@@ -19,7 +19,7 @@ from asterism.engine.learner.batches.batch_journal import BatchJournal
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    """Make a run with three steps, of which two have batches that are in no checkpoint."""
+    """Make a run with three steps; the batches of the steps 2 and 3 are in no checkpoint."""
     folder = RunFolder(tmp_path)
     folder.checkpoints.mkdir()
     journal = BatchJournal(folder.batches)

@@ -1,4 +1,4 @@
-"""Whole runs over real processes: launcher, head, rollout, generator, executor and learner, on the tiny task."""
+"""Whole runs of the tiny task have all real processes: launcher, head, rollout, generator, executor and learner."""
 
 import json
 import shutil
@@ -43,7 +43,7 @@ def test_a_run_writes_its_documented_files(finished_run: tuple[RunFolder, str]) 
     assert "correct answers" in output
 
 
-def test_each_started_trajectory_is_finished_or_failed(finished: RunFolder) -> None:
+def test_each_started_trajectory_finishes_or_fails(finished: RunFolder) -> None:
     summary = json.loads(finished.summary.read_text())
     assert is_conserved(summary)
     assert summary["trajectories_failed"] == 0

@@ -112,7 +112,7 @@ def has_started_work_for(folder: RunFolder, step: int) -> bool:
 def killed(tmp_path_factory: pytest.TempPathFactory, start: Start, finished: RunFolder) -> Killed:
     """Kill the run while the learner trains the second step and rollouts work for the third.
 
-    Rollouts can start work for the third step before the learner has saved the first: it publishes weights first.
+    The kill also waits for the save of the first step, because the learner publishes weights before it saves them.
     """
     runs = tmp_path_factory.mktemp("killed")
     arguments = (*SETTINGS, *from_cold_start_of(finished))

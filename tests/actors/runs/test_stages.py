@@ -96,7 +96,7 @@ def _read_export(folder: RunFolder, step: int) -> dict[str, torch.Tensor]:
     return load_file(path)
 
 
-def test_each_stage_begins_with_the_last_weights_of_the_stage_before(staged: StagesFolder) -> None:
+def test_each_stage_begins_with_the_last_weights_of_the_previous_stage(staged: StagesFolder) -> None:
     first, second, third = list_stages(staged)
     for before, after in ((first, second), (second, third)):
         end, begin = read_weights(before, list_saved_steps(before.checkpoints)[-1]), read_weights(after, 0)
@@ -150,7 +150,7 @@ def test_the_report_shows_all_stages(staged: StagesFolder) -> None:
 
 
 @pytest.mark.nightly
-def test_a_stage_is_repeated_from_the_results_of_the_stage_before(staged: StagesFolder, model: Path) -> None:
+def test_a_stage_is_repeated_from_the_results_of_the_previous_stage(staged: StagesFolder, model: Path) -> None:
     first, second, third = list_stages(staged)
     kept = [(folder.metrics.read_text(), read_weights(folder, 2)) for folder in (first, second)]
     launched = third.launch_counter.stat().st_mtime_ns

@@ -68,7 +68,7 @@ def deciders() -> dict[str, Counting]:
 
 
 async def record(folder: Path) -> list[bytes]:
-    """Record 40 messages and their effects in `head.sqlite`; return the frames that the peer received."""
+    """Record 40 messages and their effects in `head.sqlite`, and return the frames that the peer received."""
     hub = Hub()
     head, peer = hub.join("head", 1000, EPOCH), hub.join("peer", 1000, EPOCH + 7)
     log = EventLog(folder / "head.sqlite")
@@ -220,7 +220,7 @@ def test_recovery_refuses_a_log_with_gaps(path: Path, tmp_path: Path) -> None:
         recover(copy, "head", EPOCH, deciders(), ("metrics",), 1000, START_FRAMES)
 
 
-def test_recovery_refuses_a_message_of_a_process_to_itself_that_it_never_sent(path: Path) -> None:
+def test_recovery_refuses_a_message_that_its_process_never_sent_to_itself(path: Path) -> None:
     frame = encode(msg.Envelope("head/one", "head/two", msg.LeaseReleased(999, 1)))
     logged = [
         (event._replace(frame=frame), decision) if event.sender == "head/one" else (event, decision)

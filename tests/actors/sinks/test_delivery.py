@@ -1,4 +1,4 @@
-"""Delivery to one sink: order, kills, outages, and lines that a resumed run repeats."""
+"""Delivery to one sink keeps the order of records despite kills, outages, and steps that a resumed run repeats."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -94,7 +94,7 @@ def test_records_that_a_failing_sink_has_not_accepted_are_delivered_later(folder
     assert numbers == [*range(MAX_BATCH + 5), *range(MAX_BATCH, total)]
 
 
-def test_records_since_the_last_close_are_repeated_for_a_sink_that_confirms_at_its_close(folder: RunFolder) -> None:
+def test_a_sink_that_confirms_only_at_its_close_gets_unconfirmed_records_again(folder: RunFolder) -> None:
     write_lines(folder, step(1))
     deliver_all(folder, UnreliableSink(folder.path / "out", fails_at=99, is_durable=False))
     write_lines(folder, step(1), step(2), step(3), step(4))
@@ -115,9 +115,9 @@ def test_the_record_of_an_incomplete_ledger_entry_is_repeated(folder: RunFolder,
     assert count_undelivered(folder, "wandb") == (0, 2)
 
 
-def test_a_full_disk_is_an_error_and_the_record_of_the_truncated_entry_is_repeated(folder: RunFolder) -> None:
+def test_a_full_disk_is_an_error_and_the_next_delivery_repeats_the_record(folder: RunFolder) -> None:
     write_lines(folder, step(1), step(2))
-    # The first entry has 53 bytes.
+    # The first ledger entry has 53 bytes.
     with limiting_file_size(70), pytest.raises(OSError, match=r"No space left on device: .*wandb\.jsonl"):
         deliver_all(folder)
     assert deliver_all(folder) == ["0", "1", "closed"]

@@ -83,7 +83,7 @@ class Runs:
         return 0
 
     def _write_end(self, folder: RunFolder, run: RunConfig) -> None:
-        """Write a checkpoint, the cursor of the last step, and logs of one solved problem."""
+        """Write a checkpoint, the data cursor of the last step, and logs with one solved problem."""
         self._write_checkpoint(folder, run.rl.steps)
         log = EventLog(folder.events / "head.sqlite")
         collected = StepCollected(run.rl.steps, 1, StepCounts(), {}, BufferCursor(POSITION))
@@ -207,7 +207,7 @@ def test_a_resume_keeps_the_names_and_numbers_of_begun_stages(runs: Runs) -> Non
 @pytest.mark.parametrize(
     "change", ["stages.longer.optimizer=keep", "stages.longer.problem_order=restart", "stages.hard.problems=all"]
 )
-def test_a_finished_stage_with_other_values_of_its_keys_is_refused(runs: Runs, change: str) -> None:
+def test_changed_stage_keys_of_a_finished_stage_are_refused(runs: Runs, change: str) -> None:
     runs.run()
     assert "finished with another configuration" in runs.refuse(StageSelection(resume=True), change)
 
@@ -218,7 +218,7 @@ def test_a_finished_stage_with_another_configuration_is_refused(runs: Runs) -> N
         runs.run(StageSelection(resume=True), "stages.longer.rl.steps=7")
 
 
-def test_from_stage_repeats_this_stage_and_the_later_ones(runs: Runs) -> None:
+def test_from_stage_repeats_the_named_stage_and_all_later_stages(runs: Runs) -> None:
     runs.run()
     assert "2_longer: this stage exists; --resume continues" in runs.refuse(StageSelection(first="longer"))
     assert runs.run(StageSelection(first="longer", overwrite=True), "stages.longer.rl.steps=7") == 0

@@ -79,7 +79,7 @@ def in_terminal(command: Sequence[str], folder: Path, environment: Mapping[str, 
         cwd=folder,
         env={**os.environ, "TERM": "dumb", **environment},
         start_new_session=True,
-        preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # the opened device becomes the controlling one
+        preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # make this the controlling terminal
     )
     os.close(theirs)
     try:

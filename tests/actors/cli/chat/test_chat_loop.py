@@ -1,4 +1,4 @@
-"""A chat loop handles a user's messages and commands, with a session that only keeps the texts."""
+"""A chat loop handles a user's messages and commands, with a session that only records the messages."""
 
 import io
 import sys

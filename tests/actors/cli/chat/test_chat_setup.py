@@ -114,7 +114,7 @@ def test_a_missing_row_is_named(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_and_a_chat_number_rows_alike(folder: Path) -> None:
-    """Runs and chats leave out unusable rows."""
+    """Runs and chats do not count unusable rows."""
     path = folder / "targets.jsonl"
     path.write_text("{\n" + path.read_text())
     row = load(folder, row=1).row

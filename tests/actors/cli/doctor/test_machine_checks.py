@@ -227,7 +227,7 @@ class TestLimits:
         size = "64.00 MiB" if pages == 16_384 else "4.00 GiB"
         assert (result.status, result.detail) == (status, f"{size} free of {size} in {tmp_path}")
 
-    def test_cgroup_limits_bound_memory_and_cores(self, monkeypatch: pytest.MonkeyPatch):
+    def test_cgroup_limits_reduce_the_reported_memory_and_cores(self, monkeypatch: pytest.MonkeyPatch):
         gib = 2**30
         files = {
             "/proc/meminfo": f"MemTotal: {64 << 20} kB\nMemFree: 1 kB\nMemAvailable: {32 << 20} kB",

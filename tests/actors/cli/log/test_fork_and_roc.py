@@ -195,7 +195,7 @@ def test_a_fork_is_as_deterministic_as_its_run(
     monkeypatch.setattr("asterism.actors.cli.log.fork_command.continue_trajectories", record_strictness)
     monkeypatch.setattr(
         "asterism.actors.cli.log.fork_command.suppress_logs", lambda: None
-    )  # later tests would have no logs
+    )  # suppressed logs would stay off in later tests
     monkeypatch.setattr(
         "asterism.engine.inference.embedded_factory.EmbeddedEngine",
         lambda *parts, strict, **more: made.append(("engine", strict)),

@@ -50,7 +50,7 @@ def make_options(turn: int, checkpoint: Path | None = None) -> ForkOptions:
     return ForkOptions(7, turn, None, checkpoint, None, 1, [], None)
 
 
-def test_each_turn_is_listed_with_its_version_and_the_problem_of_its_checkpoint(folder: RunFolder) -> None:
+def test_each_turn_is_listed_with_its_version_and_any_problem_of_its_checkpoint(folder: RunFolder) -> None:
     export_model(folder, 2)
     assert read_turn_versions(folder, 7) == {0: 2, 1: 2, 2: 3}
     kept, gone = "", "not kept (learner.checkpoints.keep)"

@@ -44,7 +44,7 @@ def test_events_of_all_processes_are_merged_by_time_one_per_line(folder: RunFold
     assert_matches_golden("show", "\n".join(lines))
 
 
-def test_filters_combine(folder: RunFolder) -> None:
+def test_an_event_must_match_all_filters(folder: RunFolder) -> None:
     chosen = merge_events(
         folder, EventFilter(actor="rollout-0", kinds=("StartGroup", "TurnGenerated", "CodeFinished"), trajectory=7)
     )

@@ -65,7 +65,7 @@ def refusal(*arguments: object) -> str:
 
 
 def copy(folder: RunFolder, path: Path, *sql: str, process: str = HEAD) -> RunFolder:
-    """Copy the logs and execute SQL in one of them."""
+    """Copy the logs, and execute SQL statements in the log of `process`."""
     other = RunFolder(path / "copy")
     shutil.copytree(folder.events, other.events)
     shutil.copy(folder.config, other.config)
@@ -225,7 +225,7 @@ def test_an_untrained_batch_is_reported_as_a_wait_for_the_learner(folder: RunFol
     assert "step 1, since " in learner
 
 
-def test_at_the_start_the_recipe_waits_for_a_generator_and_the_weights(folder: RunFolder, tmp_path: Path) -> None:
+def test_the_recipe_first_waits_for_a_generator_and_the_weights(folder: RunFolder, tmp_path: Path) -> None:
     stopped = copy(
         folder, tmp_path, "DELETE FROM events WHERE kind IN ('EngineJoined', 'WeightsPublished')", UNFINISHED
     )
