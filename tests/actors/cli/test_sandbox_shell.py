@@ -46,9 +46,7 @@ def conversed(typed: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Notebook, st
         ("", []),
     ],
 )
-def test_a_cell_ends_where_it_ends_at_pythons_prompt(
-    typed: str, cells: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cells_end_as_at_pythons_prompt(typed: str, cells: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     notebook, _ = conversed(typed, monkeypatch)
     assert [call.code for call in notebook.calls] == cells
     assert [call.call for call in notebook.calls] == list(range(len(cells)))
