@@ -21,7 +21,7 @@ FETCH_S = 3.0
 
 
 class ScriptedEngine(FakeEngine):
-    """An engine (engine/contract.py): a token takes STEP_S; a sequence that begins with 666 fails, with 999 stalls."""
+    """An engine that takes STEP_S per token; sequences that begin with 666 fail, and those with 999 stall."""
 
     def __init__(self, version: int = 4) -> None:
         self.version = version
@@ -43,7 +43,7 @@ class ScriptedEngine(FakeEngine):
         return Capacity(1024, 16, 512)
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Generate. The logprob of each token is -1 divided by the length of the prompt."""
+        """Generate tokens. The logprob of each token is -1 divided by the length of the prompt."""
         self.requests.append(request)
         if request.token_ids[0] == 666:
             raise EngineFailure("out of memory")
@@ -76,7 +76,7 @@ class ScriptedEngine(FakeEngine):
     async def load_weights(self, weights: msg.WeightsPublished) -> None:
         await asyncio.sleep(STEP_S)
         if weights.version in self.refused:
-            raise WeightsRefused("half of them are missing")
+            raise WeightsRefused("half of the weights are missing")
         self.loaded_versions.append(weights.version)
         self.loaded_paths.append(weights.path)
         self.version = weights.version
@@ -99,8 +99,8 @@ class Scene:
     def __init__(self, hub: Hub, engine: ScriptedEngine) -> None:
         self.engine, self.version = engine, engine.version
         self.arbiter, self.rollout = hub.join("head", 100), hub.join("rollout-0", 100)
-        self.recorded: list[msg.EngineLoadReported] = []  # reports that the recorder received
-        self.reports: list[tuple[float, msg.EngineLoadReported]] = []  # reports with their time
+        self.recorded: list[msg.EngineLoadReported] = []  # load reports to the recorder
+        self.reports: list[tuple[float, msg.EngineLoadReported]] = []  # load reports, each with its time in s
         self.fetched: list[int] = []  # versions of fetched weights
 
     async def send(self, *messages: msg.AnyMessage) -> None:
@@ -143,7 +143,7 @@ class Scene:
 
 @asynccontextmanager
 async def open_scene(version: int = 4, *, is_remote: bool = False) -> AsyncIterator[Scene]:
-    """Open a scene. `is_remote`: the learner runs on another machine."""
+    """Open a scene. With `is_remote`, the learner runs on another machine."""
     hub, engine = Hub(), ScriptedEngine(version)
     scene = Scene(hub, engine)
     clock, fetch = asyncio.get_running_loop().time, scene.fetch if is_remote else None

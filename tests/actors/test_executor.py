@@ -17,14 +17,14 @@ ADDRESS = "executor-0/2"
 
 
 class ScriptedSandbox:
-    """A sandbox in which code and answers are the duration that they take, or "break"; it records requests."""
+    """A sandbox that records requests; code and answers are their own duration in seconds, or "break"."""
 
     def __init__(self) -> None:
         self.running = 0
         self.max_running = 0
         self.requests: list[str] = []
         self.broken = asyncio.Event()
-        self.output = ""  # output of a call, instead of its code
+        self.output = ""  # output of each call; if empty, the code
 
     async def start(self) -> Isolation:
         return Isolation("scripted", (), False, ())
@@ -86,7 +86,7 @@ class Scene:
         return [(await self.rollout.receive()).message for _ in range(count)]
 
     async def receive_finished(self, count: int) -> list[int]:
-        """Return the trajectories of the next messages, which must all be CodeFinished."""
+        """Return the trajectories of the finished calls among the next `count` messages."""
         return [message.trajectory_id for message in await self.receive(count) if isinstance(message, msg.CodeFinished)]
 
 
@@ -135,7 +135,7 @@ async def test_the_isolation_is_recorded_before_the_executor_joins() -> None:
     await running
 
 
-async def test_an_executor_ends_without_answers_when_its_sandbox_breaks_for_good() -> None:
+async def test_an_executor_ends_without_answers_when_its_sandbox_breaks_permanently() -> None:
     scene = Scene(100, 1000, False)
     await scene.send(call(0), call(1, "1000"))
     await scene.receive(1)
@@ -217,7 +217,7 @@ async def test_a_waiting_call_is_cancelled_without_running() -> None:
 
 
 async def test_beyond_the_bounds_senders_get_back_pressure_and_no_call_is_lost() -> None:
-    """2 calls are in the sandbox, 2 before it, 1 is received, and 8 are on the bus."""
+    """At the bounds, 2 calls run, 2 wait for the sandbox, 1 is received but not queued, and 8 are on the bus."""
     async with open_scene(max_calls=2, bound=8) as scene:
         sending = asyncio.create_task(scene.send(*(call(number) for number in range(300))))
         await asyncio.sleep(0.5)
@@ -239,7 +239,7 @@ async def test_two_full_queues_do_not_wait_for_each_other() -> None:
 
 
 async def test_the_end_of_a_trajectory_is_received_at_full_capacity() -> None:
-    """The sandbox may be full of long calls of this trajectory."""
+    """All slots of the sandbox can have long calls of this trajectory."""
     async with open_scene(max_calls=2) as scene:
         await scene.send(*(call(0, "3600", number) for number in range(3)), msg.SessionEnded(0), call(1))
         assert await asyncio.wait_for(scene.receive_finished(1), 5) == [1]

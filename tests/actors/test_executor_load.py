@@ -9,7 +9,7 @@ from asterism.actors.executor import report_load
 from asterism.sandbox.load_gauge import LoadGauge
 
 
-def test_a_call_is_queued_while_it_has_no_slot_and_a_notebook_may_take_several() -> None:
+def test_a_call_without_a_slot_is_queued_and_a_notebook_can_take_several_slots() -> None:
     now = 0.0
     gauge = LoadGauge(lambda: now)
     with gauge.track_call():
@@ -51,7 +51,7 @@ def test_failed_and_cancelled_calls_count_as_done() -> None:
     assert (load.running, load.queued, load.done, load.gradings, load.graded) == (0, 0, 2, 0, 1)
 
 
-async def test_the_load_is_logged_each_second_while_it_changes_and_once_at_the_end() -> None:
+async def test_a_changing_load_is_logged_each_second_and_once_at_the_end() -> None:
     gauge = LoadGauge(asyncio.get_running_loop().time)
     with capture_logs() as logged:
         reporting = asyncio.create_task(report_load("executor-0/1", 3, gauge.get_load))

@@ -1,4 +1,4 @@
-"""A generator with a scripted engine: turns, cache releases, weights, sleep and load reports."""
+"""A generator with a scripted engine handles turns, cache releases, weights, sleep and load reports."""
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
@@ -38,9 +38,9 @@ async def test_an_answer_has_the_lease_of_its_request(scene: Scene) -> None:
     assert await scene.receive(1) == [msg.TurnFailed(2, 2, 8, "engine: out of memory")]
 
 
-async def test_a_cache_is_released_at_the_trajectorys_end_or_by_the_arbiter_before_a_later_lease(scene: Scene) -> None:
+async def test_trajectory_ends_and_the_arbiter_release_caches_except_those_of_later_leases(scene: Scene) -> None:
     await scene.send(turn(1, 1), turn(2, 1, lease=4), turn(3, 1))
-    await asyncio.sleep(0.01)  # messages of the control lane would overtake them
+    await asyncio.sleep(0.01)  # otherwise the control lane overtakes these turns
     await scene.send(msg.LeaseReleased(1, 3), msg.CacheReleased(2, 3), msg.CacheReleased(3, 1))
     await asyncio.sleep(1)
     assert scene.engine.released_caches == [1, 3]
@@ -66,12 +66,12 @@ async def test_a_turn_with_a_lease_of_another_incarnation_fails_immediately(scen
     assert scene.engine.generated == []
 
 
-async def test_a_turn_aborted_before_the_engine_has_it_is_answered_without_tokens(scene: Scene) -> None:
-    await scene.send(turn(1), msg.TurnAborted(1, 1))  # both have arrived before the generator runs
+async def test_a_turn_that_is_aborted_before_it_starts_is_answered_without_tokens(scene: Scene) -> None:
+    await scene.send(turn(1), msg.TurnAborted(1, 1))  # both messages arrive before the generator runs
     answer = (await scene.rollout.receive()).message
     assert answer == msg.TurnGenerated(1, 2, 1, b"", b"", b"", "abort")
     assert scene.engine.generated == []
-    await scene.send(turn(1, 1, lease=2))  # the next turn is not aborted
+    await scene.send(turn(1, 1, lease=2))  # the abort does not affect the next turn
     await scene.receive_turn()
     assert scene.engine.generated == [1]
 
@@ -96,7 +96,7 @@ async def test_duplicate_and_older_weights_are_acknowledged_but_not_loaded(scene
     assert scene.engine.loaded_versions == [5, 6]
 
 
-async def test_a_version_that_was_trained_again_with_other_bits_is_loaded_again(scene: Scene) -> None:
+async def test_a_retrained_version_with_other_bits_is_loaded_again(scene: Scene) -> None:
     again = replace(published(5), digest="ab" * 16)
     await scene.send(published(5), again, again)
     assert await scene.receive_loaded(3) == [5, 5, 5]
@@ -208,7 +208,7 @@ async def test_refused_weights_are_not_acknowledged_and_the_next_ones_are_loaded
     assert isinstance(answer, msg.WeightsLoaded)
     assert (answer.version, scene.engine.loaded_versions, scene.rollout.waiting) == (6, [6], 0)
     refused = [(entry["version"], entry["cause"]) for entry in logged if entry["event"] == "weights.refused"]
-    assert refused == [(5, "half of them are missing")]
+    assert refused == [(5, "half of the weights are missing")]
 
 
 async def test_the_recorder_receives_the_counters_of_a_step_before_its_weights_are_acknowledged(scene: Scene) -> None:
@@ -259,12 +259,12 @@ async def test_a_sleep_request_finishes_turns_and_later_turns_wait_for_weights(s
     assert (scene.engine.generated, scene.engine.loaded_versions) == ([1, 2], [5])
 
 
-async def test_only_weights_of_the_requested_version_or_newer_end_a_sleep(scene: Scene) -> None:
+async def test_only_weights_that_are_new_enough_end_a_sleep(scene: Scene) -> None:
     await scene.send(msg.EngineSleepRequested(1, 5), published(4), turn(1, 1))
     assert await scene.receive(1) == [asleep(1, 5)]
     await asyncio.sleep(1)
     assert (scene.engine.loaded_versions, scene.engine.generated, scene.rollout.waiting) == ([], [], 0)
-    await scene.send(msg.EngineSleepRequested(2, -1), published(4))  # from a restarted learner
+    await scene.send(msg.EngineSleepRequested(2, -1), published(4))  # the request of a restarted learner
     assert await scene.receive(1) == [asleep(2, -1)]
     await asyncio.sleep(1)
     assert (scene.engine.loaded_versions, scene.engine.generated) == ([4], [1])
@@ -296,7 +296,7 @@ async def test_refused_weights_do_not_end_a_sleep(scene: Scene) -> None:
 # ---------------------------------------------------------------- load reports
 
 
-async def test_the_load_is_reported_four_times_a_second_while_it_changes_and_once_when_it_settles(scene: Scene) -> None:
+async def test_a_changing_load_is_reported_four_times_a_second_and_once_when_it_settles(scene: Scene) -> None:
     await asyncio.sleep(5)
     await scene.send(turn(1, 11))  # takes 1.1 s
     await asyncio.sleep(20)

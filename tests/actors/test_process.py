@@ -67,4 +67,4 @@ def test_a_restarted_executor_gets_the_backend_that_auto_chose_first(isolation_p
 
 def test_auto_chooses_again_in_a_new_launch(isolation_path: Path) -> None:
     assert pin_backend(AUTO, isolation_path, 1).backend == "auto"
-    assert pin_backend(AUTO, isolation_path, 2).backend == "auto"  # the first incarnation ended before it chose
+    assert pin_backend(AUTO, isolation_path, 2).backend == "auto"  # the first incarnation recorded no choice

@@ -31,7 +31,7 @@ STEPS = 5
 
 
 class LossyEngine(EmbeddedEngine):
-    """An engine that confirms each version of the weights, and loses versions from `first_lost` on."""
+    """An engine that confirms each version of the weights, but does not load versions from `first_lost` on."""
 
     first_lost = 10_000
 
@@ -47,7 +47,7 @@ class LossyEngine(EmbeddedEngine):
 
 @pytest.fixture
 def adapted(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[RunConfig, RunFolder]]:
-    """Return a run with adapters, with the given publication."""
+    """Yield a run without LoRA for "full", or with LoRA and the publication that the parameter names."""
     run, folder = make_run(tmp_path, sft_steps=0)
     settings = {} if request.param == "full" else {**SETTINGS, "publish": request.param}
     yield replace(run, learner=change_learner(run.learner, **settings, minibatches=1, warmup_steps=0)), folder
@@ -55,7 +55,7 @@ def adapted(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Ru
 
 
 class Conversation:
-    """The recipe and the recorder of a run, between its learner and its engine."""
+    """The recipe and the recorder of a run, which exchange messages with its learner and its engine."""
 
     def __init__(self, hub: Hub, run: RunConfig) -> None:
         self._head = hub.join("head", 100)
@@ -108,7 +108,7 @@ async def train_and_publish(run: RunConfig, folder: RunFolder, first_lost: int) 
             conversation.record(msg.StepCollected(step, 20, msg.StepCounts(), {}, msg.BufferCursor()))
             batch = store_batch(folder.batches, step, rows(step))
             trained = await asyncio.to_thread(rank.train, step, batch)
-            # The tokens are random, so that their mismatch would be large.
+            # The mismatch is set to a small value, because that of random tokens would be large.
             conversation.record(
                 msg.StepTrained(step, {**trained.metrics, "mismatch_k3": 1e-12, "mismatch_above_1": 0.0})
             )

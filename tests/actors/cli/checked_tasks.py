@@ -1,4 +1,4 @@
-"""These tasks, with code and rows, are input of `asterism task check` in tests."""
+"""Tests check these tasks, which have code and rows, with `asterism task check`."""
 
 CODE = '''
 import asyncio, subprocess, threading, time

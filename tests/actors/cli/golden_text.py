@@ -10,7 +10,7 @@ GOLDEN_FOLDER = Path(__file__).parent / "golden"
 
 
 def assert_matches_golden(name: str, text: str) -> None:
-    """Compare the text with golden/NAME.txt. Trailing spaces of a line do not count."""
+    """Compare the text with golden/NAME.txt, without trailing spaces of lines."""
     path = GOLDEN_FOLDER / f"{name}.txt"
     stripped = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
     if os.environ.get("UPDATE_GOLDEN"):

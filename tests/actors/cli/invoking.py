@@ -1,4 +1,4 @@
-"""Tests call `asterism` commands in their own process, without the start of Python and its imports (seconds)."""
+"""Call `asterism` commands in the process of the test, which saves seconds of Python start and imports."""
 
 import shlex
 from pathlib import Path
@@ -12,9 +12,9 @@ from tests.golden_messages import check_golden_messages
 
 
 def invoke(*arguments: object) -> Result:
-    """Call a command with a terminal of 200 columns. Errors other than exits are in the result."""
+    """Call a command with a terminal of 200 columns. The result contains the command's exception, if any."""
     result = CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "200"})
-    structlog.reset_defaults()  # some commands suppress logs
+    structlog.reset_defaults()  # some commands switch logs off
     return result
 
 
@@ -33,9 +33,9 @@ def read_refusal(*arguments: object) -> str:
 
 
 def check_golden_refusals(path: Path, masks: dict[str, str]) -> None:
-    """Compare the errors of the command lines in a file (tests/golden_messages.py) with the messages behind them.
+    """Check that each command line in a file fails with the message behind it (tests/golden_messages.py).
 
-    `masks` has the names of texts that vary, such as a folder of the test; the command lines contain the names, too.
+    `masks` maps texts that vary, such as a folder of the test, to the names that replace them in the file.
     """
 
     def run(case: str) -> None:

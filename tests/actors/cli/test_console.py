@@ -62,7 +62,7 @@ Show = Callable[[RunFolder, Console], None]
 
 
 def record_hostile_run(path: Path, output: str) -> RunFolder:
-    """Record a run: the question's name, the model, the tool and the grader's executor use control sequences."""
+    """Record a run in which names of questions and texts of model, tool and grader contain control sequences."""
     recording = Recording(RunFolder(path))
     recording.begin()
     recording.tell("rollout-0", start_group(problem=f"q{HOSTILE}", ground_truth=HOSTILE), "head/buffer")
@@ -147,7 +147,7 @@ def test_no_command_displays_control_sequences(
     assert "]52;c;cm0gLXJm" in shown or show is show_divergence
     for name, sequence in SEQUENCES.items():
         assert sequence not in shown, name
-    assert terminal or escape_controls(shown) == shown  # a terminal gets rich's own sequences
+    assert terminal or escape_controls(shown) == shown  # on a terminal, rich writes sequences of its own
 
 
 def test_errors_are_displayed_without_control_sequences(
@@ -192,7 +192,7 @@ def test_a_command_without_a_reader_or_with_a_full_disk_ends_without_a_traceback
 @pytest.mark.slow
 def test_pictures_need_no_writable_home(tmp_path: Path) -> None:
     """A container may run as a user without a home."""
-    (tmp_path / "home").write_text("")  # a file instead of a folder
+    (tmp_path / "home").write_text("")  # a file cannot be used as a folder
     program = (
         "import sys; sys.argv[1:] = ['--version']\n"
         "from asterism.actors.cli.main import main\n"

@@ -111,7 +111,7 @@ def test_rows_are_rendered_as_the_run_tokenizes_them() -> None:
     assert "train.jsonl:1 without its system text or earlier turns" in invoke("render", "run.toml").output
     _, context, trained = invoke("render", "run.toml", "--source", "sft").output.split("-- ")
     assert context.startswith("context, ")
-    assert trained.startswith("trained, 3 tokens: ")  # tokens: a line feed, the 2, and the end of turn
+    assert trained.startswith("trained, 3 tokens: ")  # a line feed, the digit 2, and the end of turn
     assert trained.endswith("\n\n2<|im_end|>\n")
     with pytest.raises(UnusableInput, match="--task chess: there is no such task"):
         invoke("render", "run.toml", "--task", "chess")
@@ -181,7 +181,7 @@ def hub() -> Iterator[str]:
 
 
 def fetch(endpoint: str, *arguments: str) -> CompletedProcess[str]:
-    """Fetch in a separate process: huggingface_hub reads its settings when it is imported."""
+    """Fetch in a separate process, because huggingface_hub reads its settings when it is imported."""
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(Path("hub").absolute()), "HF_HUB_DISABLE_XET": "1"}
     command = [sys.executable, "-m", "asterism.actors.cli.main", "data", "fetch", *arguments]
     environment = os.environ | settings | {"PYTHONPATH": str(ROOT)}
@@ -221,7 +221,7 @@ def test_a_failed_fetch_names_its_cause(hub: str, arguments: tuple[str, ...], pr
 
 
 def write_traces(solved: list[int], rollouts: int = 2) -> None:
-    """`solved` is the number of solved rollouts of each row of rows.jsonl."""
+    """Write traces. `solved` has the number of solved rollouts for each row of rows.jsonl."""
     lines: list[dict[str, Any]] = []
     for row, count in enumerate(solved):
         data = {"name": f"rows.jsonl:{row + 1}", "prompt": f"What is {row} plus 1?", "answer": str(row + 1)}

@@ -30,7 +30,7 @@ def compute_entropies(checkpoint: Path, record: TokenRecord) -> torch.Tensor:
     return torch.distributions.Categorical(logits=logits).entropy()[is_generated[1:]]
 
 
-def test_entropies_of_a_run_are_those_of_its_checkpoint(finished: RunFolder, tmp_path: Path) -> None:
+def test_reported_entropies_equal_those_of_transformers(finished: RunFolder, tmp_path: Path) -> None:
     result = tmp_path / "entropy.json"
     read_output("analyze", "entropy", f"{finished.path}:{STEPS}", "--trajectories", 8, "--json", result)
     statistics = json.loads(result.read_text())
@@ -44,7 +44,7 @@ def test_entropies_of_a_run_are_those_of_its_checkpoint(finished: RunFolder, tmp
     assert (finished.path / f"entropy_{STEPS:06d}.png").exists()
 
 
-def test_tags_of_the_answers_of_all_tasks_are_used() -> None:
+def test_answer_tags_of_all_tasks_are_used() -> None:
     other = {"answer_open": "<x>", "answer_close": "</x>"}
     tasks = [{"name": "a", "data": "a.jsonl"}, {"name": "b", "data": "b.jsonl", "dialogue": other}]
     run = msgspec.convert({"name": "r", "tasks": tasks}, RunConfig)

@@ -33,7 +33,7 @@ def key(tmp_path: Path) -> Path:
 
 
 def free_port() -> int:
-    """Return a run's first port; it and the node's first port, 100 after it, are free."""
+    """Return a free port for a run; the port of its node, which is 100 higher, is free too."""
     for port in range(31_000, 60_000, 100):
         if _is_free(port) and _is_free(port + 100):
             return port
@@ -65,7 +65,7 @@ def joined(port: int, key: Path, *options: str) -> Generator[subprocess.Popen[st
 
 
 @pytest.mark.slow
-def test_a_run_over_two_nodes_with_learner_ranks_on_both(tmp_path: Path, key: Path) -> None:
+def test_a_run_trains_on_two_nodes_with_learner_ranks_on_both(tmp_path: Path, key: Path) -> None:
     port = free_port()
     settings = cluster(key, port, "cluster.nodes=2", "cluster.learner_nodes=2")
     with launch(tmp_path, *settings) as run, joined(port, key, "--generators", "1", "--executors", "1") as node:
@@ -79,7 +79,7 @@ def test_a_run_over_two_nodes_with_learner_ranks_on_both(tmp_path: Path, key: Pa
     fetched = [
         line for line in (folder.logs / "generator-0@1.jsonl").read_text().splitlines() if "weights.fetched" in line
     ]
-    assert len(fetched) >= 3  # one version per step, over the network
+    assert len(fetched) >= 3  # each step fetches one version over the network
     assert (folder.logs / "learner-1.jsonl").exists()
     assert not processes_that_name(str(tmp_path))
 

@@ -1,4 +1,4 @@
-"""`asterism join` has an output and an exit code for each end of a membership."""
+"""`asterism join` prints a message and exits with a code for each way in which a membership ends."""
 
 import io
 from pathlib import Path
@@ -20,7 +20,7 @@ JOINING = JoinOptions(
 
 
 def joined(monkeypatch: pytest.MonkeyPatch, *endings: NodeEnding | Exception) -> tuple[int, list[str]]:
-    """Return exit code and output of a node with these successive memberships."""
+    """Return exit code and output of a node whose memberships end in these ways, one after the other."""
     remaining = list(endings)
 
     async def take_part(*_: object) -> NodeEnding:
@@ -54,7 +54,7 @@ AGAIN = "tcp://10.0.0.1:29600 stopped answering; joining again"
     ],
     ids=["over", "disconnected", "interrupted", "failed"],
 )
-def test_each_end_of_a_membership_has_its_exit_code_and_output(
+def test_each_kind_of_ending_has_its_exit_code_and_output(
     monkeypatch: pytest.MonkeyPatch, endings: list[NodeEnding | Exception], code: int, lines: list[str]
 ) -> None:
     assert joined(monkeypatch, *endings) == (code, [JOINS, *lines])
@@ -84,7 +84,7 @@ def test_a_port_without_99_ports_after_it_is_refused(port: int) -> None:
         choose_own_address(JOINING.head_address, "10.0.0.2", port)
 
 
-def test_the_node_s_own_address_defaults_to_the_runs_host_and_port() -> None:
+def test_the_address_of_a_node_defaults_to_the_runs_host_and_port() -> None:
     at = TcpAddress("127.0.0.1", 29_600)
     assert choose_own_address(at, "", 0) == at
     assert choose_own_address(at, "10.0.0.2", 29_700) == JOINING.own_address

@@ -62,7 +62,7 @@ def test_a_gpu_that_is_too_small_is_an_error_with_the_key_to_change(plan: Callab
 
 
 @pytest.mark.slow
-def test_the_assumptions_of_the_time_can_be_changed(plan: Callable[..., Result], tmp_path: Path) -> None:
+def test_the_assumptions_of_the_time_estimate_can_be_changed(plan: Callable[..., Result], tmp_path: Path) -> None:
     def read_seconds(*arguments: str) -> dict[str, float]:
         path = tmp_path / "plan.json"
         assert plan(*ONE_H100, *arguments, "--json", str(path)).exit_code == 0
@@ -81,7 +81,7 @@ def test_the_assumptions_of_the_time_can_be_changed(plan: Callable[..., Result],
         (PlanOptions(gpu="h100", measures=True), "--measure: measures this machine; leave out --gpu"),
     ],
 )
-def test_wrong_machines_are_refused(options: PlanOptions, message: str) -> None:
+def test_invalid_options_for_a_machine_are_refused(options: PlanOptions, message: str) -> None:
     with pytest.raises(UnusableInput) as refused:
         choose_machines(load_run(CONFIG_1GPU), options)
     assert str(refused.value) == message

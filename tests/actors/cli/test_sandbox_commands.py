@@ -95,7 +95,7 @@ def test_a_server_removes_ended_clients_and_ends_without_its_sockets(
                 descriptors.append(count_descriptors())
             elif number % 2:
                 await client.__aexit__(None, None, None)
-            else:  # ends like a killed client
+            else:  # close the bus without a message to the server, like a killed client
                 client._receive_task.cancel()  # pyright: ignore[reportPrivateUsage]
                 client._watch_task.cancel()  # pyright: ignore[reportPrivateUsage]
                 await client._bus.close()  # pyright: ignore[reportPrivateUsage]

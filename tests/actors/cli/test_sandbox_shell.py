@@ -12,7 +12,7 @@ from asterism.sandbox.contract import CodeResult, SandboxFailure
 
 
 class Notebook:
-    """A notebook that prints each cell; the cell `break` is an infrastructure failure."""
+    """A notebook that prints each cell; the cell `break` raises an infrastructure failure."""
 
     def __init__(self) -> None:
         self.calls: list[CodeRequested] = []
@@ -41,18 +41,18 @@ def conversed(typed: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Notebook, st
         ("1\n2\n", ["1", "2"]),
         ("\n  \n1\n", ["1"]),
         ("for x in y:\n    x\n\n1\n", ["for x in y:\n    x\n", "1"]),
-        ("def f():\n    return 1", ["def f():\n    return 1"]),  # incomplete at end of file
+        ("def f():\n    return 1", ["def f():\n    return 1"]),  # the input ends within the cell
         ("1 +* 2\nx = (\n1)\n", ["1 +* 2", "x = (\n1)"]),  # the sandbox reports the syntax error
         ("", []),
     ],
 )
-def test_a_cell_is_complete_as_at_pythons_prompt(typed: str, cells: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_end_as_at_pythons_prompt(typed: str, cells: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     notebook, _ = conversed(typed, monkeypatch)
     assert [call.code for call in notebook.calls] == cells
     assert [call.call for call in notebook.calls] == list(range(len(cells)))
 
 
-def test_all_cells_share_one_notebook_that_is_ended_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_cells_share_one_notebook_that_ends_with_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     notebook, _ = conversed("1\n2\n", monkeypatch)
     assert {call.trajectory_id for call in notebook.calls} == set(notebook.ended)
     assert len(notebook.ended) == 1

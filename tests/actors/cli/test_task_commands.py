@@ -18,7 +18,7 @@ MESSAGES = Path(__file__).with_name("task_check_messages.txt")
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the current folder, with code and rows."""
+    """Write code and rows to the current folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "counting.py").write_text(CODE)
     write_rows(*ROWS)
@@ -30,7 +30,7 @@ def write_rows(*rows: dict[str, Any]) -> None:
 
 
 def check(*arguments: str) -> tuple[int, str, dict[str, Any]]:
-    """Return exit code, output, and the JSON."""
+    """Run `asterism task check`, and return exit code, output and the JSON."""
     result = invoke("task", "check", *arguments, "--json", "check.json")
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -38,7 +38,7 @@ def check(*arguments: str) -> tuple[int, str, dict[str, Any]]:
 
 
 def find(name: str, *arguments: str) -> list[tuple[str, str, str]]:
-    """Return status, subject and detail of the findings; each has a remedy, and the exit code fits them."""
+    """Return status, subject and detail of the findings, after a check of their remedies and of the exit code."""
     exit_code, _, checked = check(f"counting.py:{name}", "--data", "rows.jsonl", *arguments)
     findings = [(each["status"], each["subject"], each["detail"]) for each in checked["findings"]]
     assert all(each["remedy"].endswith(".") for each in checked["findings"])
@@ -128,7 +128,7 @@ def test_a_reward_for_texts_that_contain_the_truth_lets_attacks_pass() -> None:
     assert "attack: retraction" in output and "Compare the whole answer, and not a part of it" in output
 
 
-def test_the_grader_passes_no_answer_that_solves_nothing() -> None:
+def test_the_grader_rejects_every_attack() -> None:
     exit_code, output, checked = check("counting.py:TOOLS", "--data", "rows.jsonl", "--attack")
     assert {each["name"]: each["max_reward"] for each in checked["attacks"]} == dict.fromkeys(
         ("empty", "exit", "spoofed equality", "tampering", "echo of the question", "all candidates", "retraction"), 0.0
@@ -136,7 +136,7 @@ def test_the_grader_passes_no_answer_that_solves_nothing() -> None:
     assert (exit_code, "ok    no problems" in output) == (0, True)
 
 
-def test_an_environment_with_a_reward_for_nothing_is_a_problem() -> None:
+def test_an_environment_that_rewards_an_empty_answer_is_a_problem() -> None:
     problems = {subject for status, subject, _ in find("Counter", "--attack") if status == "problem"}
     assert "attack: empty" in problems
 
@@ -243,7 +243,7 @@ def test_an_unusable_row_is_named_with_its_file_and_field(folder: Path) -> None:
     assert find("TOOLS") == [("problem", "rows", f"{problem} (usable rows before it: 1)")]
 
 
-def test_prompts_over_the_limit_are_a_hint_without_and_a_problem_with_a_tokenizer(folder: Path) -> None:
+def test_prompts_over_the_limit_are_a_problem_only_with_a_tokenizer(folder: Path) -> None:
     ((status, subject, detail),) = find("TOOLS", "--set", "dialogue.prompt_tokens=100")
     assert (status, subject) == ("hint", "prompts")
     assert detail.startswith("4 of 4 prompts have more than dialogue.prompt_tokens = 100 tokens, up to ")
@@ -255,7 +255,7 @@ def test_prompts_over_the_limit_are_a_hint_without_and_a_problem_with_a_tokenize
 # ---------------------------------------------------------------- inputs
 
 
-def test_turns_of_a_file_replace_the_generated_turns() -> None:
+def test_turns_from_a_file_replace_the_generated_turns() -> None:
     Path("turns.txt").write_text(
         '<tool_call>\n{"name": "add", "arguments": {"number": {start}}}\n</tool_call>\n---\nend\n'
     )

@@ -35,7 +35,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 
 @pytest.mark.parametrize("text", ["demo", "runs/demo", "demo:10", "runs/demo:step_000010", "demo:last"])
-def test_a_run_stands_for_its_newest_model_and_a_step_for_its_own(text: str, run: RunFolder) -> None:
+def test_a_run_names_its_newest_model_and_a_step_names_its_own_model(text: str, run: RunFolder) -> None:
     expected = CheckpointArgument(text, run.get_checkpoint_path(10), run, 10)
     assert parse_checkpoint_argument(text) == expected
     assert list_exported_steps(run) == [0, 2, 10]
@@ -50,14 +50,14 @@ def test_the_best_step_is_read_from_the_evaluations(run: RunFolder) -> None:
     assert parse_checkpoint_argument("demo:best").step == 2
 
 
-def test_a_folder_of_a_checkpoint_belongs_to_its_run(run: RunFolder) -> None:
+def test_a_checkpoint_folder_belongs_to_its_run(run: RunFolder) -> None:
     found = parse_checkpoint_argument(str(run.get_checkpoint_path(2)))
     assert (found.folder, found.step) == (run.get_checkpoint_path(2), 2)
     assert found.run is not None
     assert found.run.path == run.path.resolve()
 
 
-def test_a_checkpoint_folder_is_found_as_a_step_also_without_weights(run: RunFolder) -> None:
+def test_a_checkpoint_folder_without_weights_is_also_a_step(run: RunFolder) -> None:
     text = str(run.get_checkpoint_path(20))
     found, folder = find_run_step(text), find_run_folder(text)
     assert (found.run.path, found.step) == (run.path.resolve(), 20)

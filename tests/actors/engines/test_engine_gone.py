@@ -43,7 +43,7 @@ class Scene:
 async def run_until_lost(
     model: Path, act: Handler, scenario: Callable[[Scene], Awaitable[None]], failure: EngineFailure | None = None
 ) -> tuple[str, int]:
-    """Return the cause of the generator's end, and the number of messages to the rollout."""
+    """Return the cause of the generator's end, and the number of messages that wait for the rollout."""
 
     async def generate(bus: Bus, handle: FakeServerHandle, transport: FakeTransport) -> None:
         signal = EngineGoneSignal()
@@ -64,7 +64,7 @@ async def run_until_lost(
         handle, transport = FakeServerHandle(url), FakeTransport(failure)
         scene = Scene(hub, handle, transport, server)
         generating = asyncio.create_task(generate(hub.join("generator-0", 100), handle, transport))
-        await scene.arbiter.receive()  # skips EngineJoined
+        await scene.arbiter.receive()  # the first message is EngineJoined
         await scenario(scene)
         with pytest.raises(EngineFailure) as raised:
             await generating
@@ -125,7 +125,7 @@ async def test_partially_loaded_weights_end_the_generator(model: Path) -> None:
     assert num_messages == 0
 
 
-async def test_a_turn_that_reaches_a_lost_engine_before_the_end_is_not_reported() -> None:
+async def test_a_turn_that_fails_because_its_engine_is_lost_is_not_reported() -> None:
     async def generate(bus: Bus) -> None:
         signal = EngineGoneSignal()
 
@@ -141,7 +141,7 @@ async def test_a_turn_that_reaches_a_lost_engine_before_the_end_is_not_reported(
     hub = Hub()
     rollout, arbiter = hub.join("rollout-0", 100), hub.join("head", 100)
     generating = asyncio.create_task(generate(hub.join("generator-0", 100)))
-    await arbiter.receive()  # skips EngineJoined
+    await arbiter.receive()  # the first message is EngineJoined
     await rollout.send("generator-0", turn(1))
     with pytest.raises(EngineFailure, match="the server ended"):
         await generating

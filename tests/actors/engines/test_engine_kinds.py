@@ -1,4 +1,4 @@
-"""A kind of engine needs one record of a table and a package: this package is unknown to all other code."""
+"""A new kind of engine needs only a package and one record in a table; no other code names the package."""
 
 import asyncio
 import pkgutil
@@ -80,7 +80,7 @@ def list_machine_checks(run, checkpoint):
 
 @pytest.fixture(autouse=True)
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write the package `vllm_kind` in a separate folder, and add its record."""
+    """Write the package `vllm_kind` in a separate folder, and add its record to the table."""
     folder = tmp_path / "packages" / "vllm_kind"
     folder.mkdir(parents=True)
     for name, text in {"__init__": KIND, "vllm_factory": FACTORY, "vllm_checks": CHECKS}.items():
@@ -155,7 +155,7 @@ async def test_a_generator_has_the_engine_that_the_kind_builds(tmp_path: Path) -
     await running
 
 
-def test_each_path_of_a_kind_names_code() -> None:
+def test_each_import_path_of_a_kind_can_be_imported() -> None:
     for name in ("embedded", "sglang", "openai"):
         code = ENGINE_KINDS[name].load_code()
         for path in filter(None, (code.factory, code.machine_checks, code.find_models)):

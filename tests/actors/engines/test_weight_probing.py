@@ -1,4 +1,4 @@
-"""An engine's probe has one greedy token after each prompt, and none if the engine fails or has other weights."""
+"""A probe generates one greedy token per prompt; it has no result if the engine fails or has other weights."""
 
 import pytest
 from msgspec.structs import replace

@@ -1,4 +1,4 @@
-"""The head's log of answers has each answer once, as the rollout and its grader handled it."""
+"""The head's answer log has each answer once, with the results of the rollout and of its grader."""
 
 from collections.abc import Sequence
 from errno import ENOSPC
@@ -44,7 +44,7 @@ def make_rules(**changes: Any) -> Rules:
 
 
 def make_record(*parts: tuple[str, bool]) -> msg.TokenRecord:
-    """Make a record from a prompt of one token, and parts of the response: text, and whether the model generated it."""
+    """Make a record with a prompt of one token. A part of the response is a text, and True for generated text."""
     encoded = [(TOKENIZER.encode(text, trusted=True), generated) for text, generated in parts]
     ids = [0, *(token for tokens, _ in encoded for token in tokens)]
     mask = bytes([0]) + b"".join(bytes([generated]) * len(tokens) for tokens, generated in encoded)
@@ -79,7 +79,7 @@ def test_a_response_that_is_not_graded_has_no_answer(ending: Any) -> None:
 
 
 class World:
-    """An observer with its log, and the groups of an evaluation of three answers."""
+    """An observer with its log, for an evaluation of three answers."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.seen = path, list[msg.AnyMessage]()
@@ -87,7 +87,7 @@ class World:
         self.start()
 
     def start(self) -> None:
-        """Start as a new head process."""
+        """Replace log and observer, as a new head process does."""
         self.log = AnswerLog(self.path, {"": make_rules()}, SuccessRule(), has_dialogues=True)
 
         def on_decision(now: float, event: msg.AnyMessage, effects: Sequence[Send]) -> None:
@@ -114,7 +114,7 @@ def finish_group(group_id: int, reward: float) -> msg.TrajectoryFinished:
     return end_with(ANSWER, trajectory_id=group_id, group_id=group_id, reward=reward)
 
 
-async def test_a_head_that_recovers_writes_each_answer_once_and_replaces_failures(tmp_path: Path) -> None:
+async def test_a_recovered_head_writes_each_answer_once_and_replaces_failures(tmp_path: Path) -> None:
     world, failure = World(tmp_path / "answers.jsonl"), msg.TrajectoryFailed(1, 1, "engine: gone")
     first = world.end(finish_group(0, 1.0), failure)
     assert [(each.place, each.ending, each.correct) for each in first] == [(0, "answered", True), (1, "failed", False)]
@@ -130,8 +130,8 @@ async def test_a_head_that_recovers_writes_each_answer_once_and_replaces_failure
     assert world.seen.count(REQUEST) == 2
 
 
-async def test_the_error_of_an_unwritable_answer_is_raised_by_the_next_calls(tmp_path: Path) -> None:
-    """The record of the answer is unreadable."""
+async def test_the_calls_after_an_unwritable_answer_raise_its_error(tmp_path: Path) -> None:
+    """The token ids of the answer are truncated, so that its text cannot be decoded."""
     world = World(tmp_path / "answers.jsonl")
     broken = finish_group(0, 1.0)
     broken = replace(broken, record=replace(broken.record, token_ids=broken.record.token_ids[:-1]))

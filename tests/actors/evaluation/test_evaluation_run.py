@@ -76,7 +76,7 @@ def test_an_evaluation_has_the_settings_of_the_run_and_no_training(trained: RunF
     assert (found.name, found.data, found.questions, found.samples) == ("aime24", str(file), 30, 32)
 
 
-def test_without_a_set_the_questions_of_the_run_are_asked(trained: RunFolder) -> None:
+def test_an_evaluation_without_sets_has_the_questions_of_the_run(trained: RunFolder) -> None:
     (unnamed,) = build(trained.path).resolved_evaluation_sets
     assert (unnamed.name, unnamed.data, unnamed.samples) == ("", str(trained.data / "test.jsonl"), 1)
     (named,) = build(trained.path, samples=4, questions=2).resolved_evaluation_sets
@@ -117,7 +117,7 @@ def test_a_temperature_of_0_asks_for_greedy_answers(trained: RunFolder, temperat
     assert build(trained.path, temperature=temperature).evaluation.during == during
 
 
-def test_queues_hold_all_answers(trained: RunFolder, tmp_path: Path) -> None:
+def test_queues_have_room_for_all_answers(trained: RunFolder, tmp_path: Path) -> None:
     file = write_questions(tmp_path / "many.jsonl", 2000)
     assert build(trained.path, f"many={file}", samples=32).bus.queue_messages == 4 * 32 * 2000
 
@@ -233,7 +233,7 @@ def test_resume_does_not_start_an_evaluation_of_a_later_step(trained: RunFolder)
         run_command(trained.path, resume=True)
 
 
-def test_a_disk_that_is_full_when_results_are_written_ends_the_command_with_a_hint(
+def test_a_full_disk_at_the_write_of_results_ends_the_command_with_a_hint(
     trained: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def write(*_: object) -> None:
@@ -251,7 +251,7 @@ def test_a_disk_that_is_full_when_results_are_written_ends_the_command_with_a_hi
 # ---------------------------------------------------------------- weights and questions
 
 
-def test_only_questions_before_the_last_one_of_a_limited_set_count_as_skipped() -> None:
+def test_skipped_questions_precede_the_last_question_of_a_limited_set() -> None:
     names = ["a", "b", "c", "d"]
     assert find_over_limit(names, {"a", "c"}, 2) == ["b"]
     assert find_over_limit(names, {"a", "c"}, 3) == ["b", "d"]

@@ -1,4 +1,4 @@
-"""The head adds these figures to the line of an evaluation."""
+"""The head adds the figures of each evaluation set to the metrics line of an evaluation."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -32,14 +32,14 @@ EASY = AnswerRecord(
 
 
 class Answers:
-    """A replacement of the log: the first of two questions is over the limit, the other is always correct."""
+    """A replacement of the answer log: it has no answers to the first question and correct ones to the second."""
 
     async def list_answers(self, label: str, version: int) -> list[AnswerRecord]:
         return [EASY, msgspec.structs.replace(EASY, sample=1, seed=2)]
 
 
 @pytest.mark.real_clock
-async def test_a_question_over_the_limit_counts_as_wrong_as_in_the_results_file(tmp_path: Path) -> None:
+async def test_a_question_over_the_prompt_limit_counts_as_wrong(tmp_path: Path) -> None:
     data = tmp_path / "aime.jsonl"
     data.write_text('{"question": "a long text", "answer": "1"}\n{"question": "1 + 1?", "answer": "2"}\n')
     asked = EvaluationSetConfig(name="aime", data=str(data), samples=2)

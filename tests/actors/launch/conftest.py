@@ -1,4 +1,4 @@
-"""These fixtures are the inputs of a run, complete and to be damaged."""
+"""These fixtures are input files of a run: complete files, and a copy that a test can damage."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""These runs have a model, a tokenizer and a file of questions in one folder."""
+"""Tests load runs whose model, tokenizer and file of questions are in one folder."""
 
 from pathlib import Path
 

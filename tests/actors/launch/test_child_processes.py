@@ -1,4 +1,4 @@
-"""A launcher's child processes: start, exit reasons, and kills of whole process groups."""
+"""A launcher starts child processes, reads their exit reasons, and kills whole process groups."""
 
 import asyncio
 import os
@@ -51,7 +51,7 @@ async def wait_for_output(child: ChildProcess) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_the_error_of_an_ended_child_has_name_code_and_output(children: ChildProcesses, tmp_path: Path) -> None:
+async def test_the_error_of_a_child_has_its_name_exit_code_and_output(children: ChildProcesses, tmp_path: Path) -> None:
     code = "import sys; print(*range(20), sep='\\n'); sys.exit(3)"
     child = await children.spawn("one", python(code), build_thread_environment(2))
     assert await children.wait_for_exit("one", 30.0)
@@ -74,7 +74,7 @@ async def test_the_exit_reason_replaces_output_that_a_full_disk_lost(children: C
         assert await children.wait_for_exit("one", 30.0)
         assert read_exit_reason(child.output_path, child.exit_reason_path) == ""
         assert not is_unusable_exit(1, child)
-        reason_path.write_bytes(b'{"text":"metr')  # a kill during the write left this
+        reason_path.write_bytes(b'{"text":"metr')  # the process was killed while it wrote its reason
         assert read_exit_reason(child.output_path, child.exit_reason_path) == ""
         reason_path.unlink()
         write_exit_reason(folder, "one", ExitReason("metrics.jsonl: No space left on device"))
@@ -87,7 +87,7 @@ async def test_the_exit_reason_replaces_output_that_a_full_disk_lost(children: C
         shutil.rmtree(reason_path.parent)
 
 
-async def test_a_child_gets_its_thread_count_its_parent_and_a_separate_session(children: ChildProcesses) -> None:
+async def test_a_child_has_its_thread_count_and_a_separate_session(children: ChildProcesses) -> None:
     code = "import os; print(os.getppid(), os.environ['OMP_NUM_THREADS'], os.getpid() == os.getsid(0))"
     child = await children.spawn("one", python(code), build_thread_environment(2))
     assert await children.wait_for_exit("one", 30.0)

@@ -1,4 +1,4 @@
-"""A claim of a run's folder: new, resumed, overwritten, or refused with the flag that helps."""
+"""A run claims a new folder, or resumes or overwrites a folder; a refusal names the flag that helps."""
 
 import errno
 import os
@@ -39,7 +39,7 @@ def claim(run: RunConfig, *, resume: bool = False, overwrite: bool = False) -> P
 
 
 def refuse(run: RunConfig, *, resume: bool = False, overwrite: bool = False) -> str:
-    """Return the error of a claim, which must be refused."""
+    """Return the error of a claim that must be refused."""
     with pytest.raises(RunFolderError) as refused:
         claim(run, resume=resume, overwrite=overwrite)
     return str(refused.value)
@@ -77,14 +77,14 @@ def test_resume_keeps_the_files_of_the_run(tmp_path: Path) -> None:
     assert existing.exists()
 
 
-def test_a_folder_without_events_and_checkpoints_serves_any_configuration(tmp_path: Path) -> None:
+def test_a_folder_without_events_and_checkpoints_accepts_any_configuration(tmp_path: Path) -> None:
     (claim(run_in(tmp_path)) / "logs").mkdir()
     path = claim(run_in(tmp_path, seed=1))
     assert load_run(path / "config.toml").seed == 1
     assert sorted(entry.name for entry in path.iterdir()) == [MANIFEST_NAME, "config.toml", "lock"]
 
 
-def test_a_start_that_failed_with_sinks_leaves_the_folder_to_another_configuration(tmp_path: Path) -> None:
+def test_folders_of_sinks_do_not_prevent_another_configuration(tmp_path: Path) -> None:
     path = claim(run_in(tmp_path))
     for name in ("sinks", *(sink.store for sink in SINK_KINDS.values())):
         (path / name).mkdir()
@@ -108,7 +108,7 @@ def test_a_finished_run_is_not_resumed(tmp_path: Path) -> None:
     assert "exists and is finished; --name r-3 starts another run; --overwrite" in refuse(run_in(tmp_path))
 
 
-def test_an_evaluation_is_finished_when_it_has_results_and_the_suggested_name_keeps_its_step(tmp_path: Path) -> None:
+def test_an_evaluation_with_results_is_finished(tmp_path: Path) -> None:
     run = run_in(tmp_path, name="eval-r-40", evaluation=EvaluationConfig(only=True))
     (claim(run) / "results.json").write_text("{}")
     assert "is finished; --name eval-r-40-2 starts another run" in refuse(run)

@@ -1,4 +1,4 @@
-"""Command lines of a node's processes have these flags."""
+"""The command line of learner ranks has flags for their rendezvous and their logs."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def option(argv: list[str], name: str) -> str:
     return argv[argv.index(name) + 1]
 
 
-def test_ranks_of_one_node_meet_on_its_loopback_address_and_log_next_to_the_sockets() -> None:
+def test_ranks_of_one_node_meet_on_loopback_and_log_next_to_the_sockets() -> None:
     argv = COMMANDS.build_learner_argv(step=0, incarnation=1)
     assert "--standalone" in argv
     assert option(argv, "--local-addr") == "127.0.0.1"

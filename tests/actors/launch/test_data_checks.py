@@ -1,4 +1,4 @@
-"""A run refuses unusable data files or warns of them before it creates anything, each named by its key."""
+"""Before it creates anything, a run refuses unusable data files or warns of them, and names their keys."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from tests.actors.launch.run_inputs import QUESTION, load
 pytestmark = pytest.mark.slow
 
 
-def test_unusable_training_questions_are_skipped_up_to_a_limit_and_test_questions_are_not(inputs: Path) -> None:
+def test_unusable_questions_are_skipped_up_to_a_limit_only_in_training(inputs: Path) -> None:
     test = f"data.test={shutil.copy(inputs / 'train.jsonl', inputs / 'test.jsonl')}"
     (inputs / "train.jsonl").write_text(QUESTION + '{\n{"question": "2 + 2?"}\n')
     (warning,) = (line for line in check_inputs(load(inputs, test)) if "unusable rows" in line)
@@ -58,7 +58,7 @@ def test_an_unusable_dialogue_is_named_by_its_key_and_row(inputs: Path) -> None:
     assert warning.startswith(f"warning: sft.data: 1 unusable rows are skipped, the first: {path}: row 2")
 
 
-def test_a_cold_start_by_epochs_and_its_validation_are_checked(inputs: Path) -> None:
+def test_the_files_of_a_cold_start_by_epochs_are_checked(inputs: Path) -> None:
     path, settings = inputs / "dialogues.jsonl", ("sft.epochs=2", f"sft.validation={inputs / 'held_out.jsonl'}")
     dialogue = {"messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}
     with pytest.raises(UnusableInput, match=r"^sft\.data: .*; set sft\.data .* or sft\.epochs = 0$"):
@@ -79,7 +79,7 @@ def test_each_file_of_a_mixture_is_named_by_its_key(inputs: Path) -> None:
     assert f"sft.mixture.two.data: {inputs / 'two.jsonl'}: 2 dialogues" in check_inputs(load(inputs, *settings))
 
 
-def test_the_mixture_of_the_report_names_each_missing_file_by_its_key() -> None:
+def test_each_missing_file_of_the_rstar2_mixture_is_named_by_its_key() -> None:
     checks = list_input_checks(load_run(Path("configs/rstar2_cold_start.toml")))
     keys = [key for key in checks if key.startswith("sft.mixture.")]
     assert len(keys) == 6
@@ -100,7 +100,7 @@ def test_answers_that_the_verifier_cannot_parse_are_counted_before_the_start(inp
     assert "'$$' in train.jsonl:3" in warning
 
 
-def test_answers_beyond_the_checked_ones_are_counted(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_beyond_the_limit_of_checks_are_counted(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_checks, "_MAX_CHECKED_ANSWERS", 2)
     rows = [{"question": f"What is number {number}?", "answer": f"x+{number}"} for number in range(5)]
     (inputs / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -120,7 +120,7 @@ def test_only_the_first_rows_of_a_long_file_are_checked(inputs: Path, monkeypatc
     assert any(line.startswith(f"data.train: {path}: 2 questions in the first 3 rows; the others ") for line in lines)
 
 
-def test_unusual_questions_are_warnings(inputs: Path) -> None:
+def test_unusual_questions_cause_warnings(inputs: Path) -> None:
     (inputs / "train.jsonl").write_text(2 * QUESTION + QUESTION.replace('"2"', '"3"'))
     path = inputs / "train.jsonl"
     assert check_inputs(load(inputs)) == [

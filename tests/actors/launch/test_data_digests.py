@@ -66,7 +66,7 @@ def test_a_changed_digit_of_any_data_file_is_refused_with_file_key_and_remedy(da
 
 
 def test_a_file_with_another_number_of_rows_is_refused(data: Path) -> None:
-    """The file had 3 rows, and has 1 other row now (case resume-01 of the public bug reports)."""
+    """The file had 3 rows at the start, and 1 other row at the resume (case resume-01 of the public bug reports)."""
     path = data / "parts" / "a.jsonl"
     path.write_text("".join(ROW.format(number, 2 * number) for number in range(3)))
     keep(data)

@@ -41,7 +41,7 @@ def terminal() -> Iterator[LiveDisplay]:
 
 
 def read_output(shown: LiveDisplay) -> str:
-    """Close the display and return its output without colours and cursor movements."""
+    """Close the display, and return its output without colours and cursor movements."""
     shown.close()
     file = shown._bars.console.file  # pyright: ignore[reportPrivateUsage]
     assert isinstance(file, io.StringIO)
@@ -106,7 +106,7 @@ STEP = {
 
 
 @pytest.mark.parametrize("width", [80, 110])
-def test_a_narrow_terminal_keeps_step_time_left_groups_and_failures(width: int) -> None:
+def test_a_narrow_terminal_shows_step_remaining_time_groups_and_failures(width: int) -> None:
     shown = make_display(Console(force_terminal=True, width=width, file=io.StringIO()))
     assert isinstance(shown, LiveDisplay)
     shown.show_progress(Progress("rl", 499, 510, {}))
@@ -116,7 +116,7 @@ def test_a_narrow_terminal_keeps_step_time_left_groups_and_failures(width: int) 
     assert re.search(r" 500/510 +(--:--|\d+:\d\d) +30/512 groups  12 failed  no update ", last), last
 
 
-def test_a_shaped_reward_is_shown_with_its_components_and_the_rule_of_the_share(clock: Clock) -> None:
+def test_a_shaped_reward_is_shown_with_components_and_success_rule(clock: Clock) -> None:
     file = io.StringIO()
     shown = make_display(Console(file=file, width=40), "reward > 0")
     values = {"accuracy": 0.9, "reward": 0.35, "reward: correct": 0.25, "reward: format": 1.0}
@@ -132,7 +132,7 @@ def test_a_single_component_is_not_repeated(clock: Clock) -> None:
     assert file.getvalue() == "12:00:00 evaluation start: reward 0.500  accuracy 0.500\n"
 
 
-def test_an_evaluation_shows_failures_and_no_accuracy_of_0_of_0(clock: Clock) -> None:
+def test_an_evaluation_without_answers_shows_failures_and_no_accuracy(clock: Clock) -> None:
     shown, file = make_plain_display()
     shown.show_progress(Progress("evaluation start", 0, 8, {"questions": 4.0, "failed": 4.0}))
     assert file.getvalue() == "12:00:00 evaluation start: 4 failed\n"

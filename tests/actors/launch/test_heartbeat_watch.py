@@ -20,7 +20,7 @@ from tests.simulation.processes import SimulatedProcess
 SETTINGS = SupervisionConfig(heartbeat_s=1.0, heartbeat_timeout_s=10.0, first_heartbeat_timeout_s=60.0)
 LEADER, FOLLOWER = RANKS = "learner rank 0", "learner rank 1"
 INCARNATION = 3
-LONG_AGO_S = 1e6  # seconds before now: the virtual clock cannot advance time.monotonic
+LONG_AGO_S = 1e6  # seconds before now; needed because the virtual clock does not change time.monotonic
 
 
 class WatchedRanks:
@@ -34,7 +34,7 @@ class WatchedRanks:
         self.waiting = asyncio.create_task(self.watch.wait_for_exit(self.process))  # pyright: ignore[reportArgumentType]
 
     def run_operations(self, rank: str, *operations: tuple[str, float, float], incarnation: int = INCARNATION) -> None:
-        """Start operations, each with name, seconds since its start, and limit."""
+        """Start operations. Each operation has a name, its seconds since the start, and its limit in seconds."""
         running = [RunningOperation(name, time.monotonic() - age_s, limit_s) for name, age_s, limit_s in operations]
         content = {"incarnation": incarnation, "operations": running}
         operations_path(self._folder, rank).write_bytes(msgspec.json.encode(content))
@@ -68,7 +68,7 @@ async def test_ranks_with_heartbeats_and_unlimited_operations_do_not_hang(folder
 
 
 async def test_a_long_watch_waits_for_its_process_once(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process object keeps the future of every wait until the process ends, also of a cancelled wait."""
+    """A process object keeps the future of every wait, even of a cancelled one, until the process ends."""
     waits, wait = 0, SimulatedProcess.wait
 
     async def count_wait(self: SimulatedProcess) -> int | None:
@@ -135,7 +135,7 @@ async def test_a_rank_that_starts_has_a_longer_timeout(folder: RunFolder) -> Non
     assert (await ranks.wait()).cause == "learner rank 1: no heartbeat for 61.0 s"
 
 
-async def test_an_operation_beyond_its_limit_hangs_although_the_rank_sends_heartbeats(folder: RunFolder) -> None:
+async def test_an_operation_over_its_time_limit_counts_as_a_hang_despite_heartbeats(folder: RunFolder) -> None:
     ranks = WatchedRanks(folder)
     await ranks.beat(RANKS, 20)
     ranks.run_operations(LEADER, ("step 2", 30.0, 0.0), ("save", 9.0, 12.0))
@@ -160,7 +160,7 @@ async def test_a_late_rank_is_named_before_the_rank_that_waits_for_it(folder: Ru
     assert named == [FOLLOWER, LEADER]
 
 
-async def test_time_in_which_the_launcher_was_suspended_does_not_count(folder: RunFolder) -> None:
+async def test_the_time_in_which_the_launcher_was_suspended_is_not_counted(folder: RunFolder) -> None:
     ranks = WatchedRanks(folder)
     await ranks.beat(RANKS, 20)
     loop = asyncio.get_running_loop()

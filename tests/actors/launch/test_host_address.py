@@ -1,4 +1,4 @@
-"""The tests find this host's address and interface with its loopback network only."""
+"""These tests find this host's address and interface; they use only the loopback network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run refuses unusable inputs before it creates anything, each named by its key."""
+"""A run refuses unusable inputs before it creates anything, and names the key of each input."""
 
 import json
 import shutil
@@ -84,7 +84,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 def test_an_unusable_input_is_refused_with_its_key_and_the_remedy(complete: Path, tmp_path: Path) -> None:
-    """An input is one of DAMAGES, or an option of the run."""
+    """Each case in the file is a key of DAMAGES or an option of the run."""
 
     def check(case: str) -> None:
         inputs = Path(shutil.copytree(complete, tmp_path / "inputs", dirs_exist_ok=True))
@@ -103,7 +103,7 @@ def test_an_unusable_input_is_refused_with_its_key_and_the_remedy(complete: Path
     )
 
 
-def test_each_stop_token_of_the_model_is_accepted_and_test_questions_are_only_needed_for_evaluations(
+def test_stop_tokens_of_the_model_are_accepted_and_only_evaluations_need_test_questions(
     inputs: Path,
 ) -> None:
     check_inputs(load(inputs, 'dialogue.stop_tokens=["<|im_end|>", "<|im_start|>"]'))

@@ -21,7 +21,7 @@ SRUN = {
     "SLURM_STEP_NUM_NODES": "4",
     "SLURM_STEP_NODELIST": "node[03-06]",
 }
-SHELL = {  # variables of `srun --pty bash`; with salloc the step is 4294967290
+SHELL = {  # variables of `srun --pty bash`; salloc sets the step id 4294967290 instead
     **BATCH_SCRIPT,
     "SLURM_NTASKS": "8",
     "SLURM_STEP_ID": "0",

@@ -1,4 +1,4 @@
-"""A launch can end before its processes are started, or by a write error of its log."""
+"""A launch can end before its processes start, or because of a write error of its log."""
 
 import asyncio
 import errno
@@ -71,7 +71,7 @@ async def test_an_interrupt_during_task_preparation_ends_the_run_without_leftove
     assert set(family(os.getpid())) <= before
 
 
-async def test_waiters_receive_the_first_write_error_of_the_log_even_if_it_came_earlier() -> None:
+async def test_early_and_late_waiters_receive_the_first_write_error_of_the_log() -> None:
     failure = LogWriteFailure()
     early = asyncio.create_task(failure.wait())
     await asyncio.sleep(0)

@@ -70,7 +70,7 @@ class Site:
 
 @pytest.fixture(params=[1])
 def site(tmp_path: Path, request: pytest.FixtureRequest) -> AbstractAsyncContextManager[Site]:
-    """Open a site. The parameter is the number of nodes that train."""
+    """Open a site. The parameter of the fixture is the number of nodes that train."""
 
     @asynccontextmanager
     async def open_site() -> AsyncIterator[Site]:
@@ -101,7 +101,7 @@ async def test_a_joining_node_gets_a_number_its_processes_and_all_addresses(site
     assert len({(each.host, each.port) for each in second.listeners}) == len(second.listeners)
 
 
-async def test_node_numbers_of_an_earlier_launch_are_not_reused_and_its_epochs_are_stale(
+async def test_node_numbers_are_not_reused_and_epochs_of_an_earlier_launch_are_stale(
     site: Site, tmp_path: Path
 ) -> None:
     await site.join(FIRST, SECOND)
@@ -123,7 +123,7 @@ async def test_a_node_without_heartbeats_is_removed_with_its_engines_and_executo
     cause = "node 1 left: no heartbeat for 7.0 s"
     lost = [msg.EngineLeft(f"generator-{index}@1", cause, 2**31 - 1) for index in range(2)]
     assert await site.drain(ROLLOUT) == [*lost, msg.ExecutorLeft("executor-0@1/1", cause)]
-    assert await site.drain(HEAD) == [lost[0], lost[0], lost[1], lost[1]]  # the arbiter and the recipe each receive one
+    assert await site.drain(HEAD) == [lost[0], lost[0], lost[1], lost[1]]  # arbiter and recipe receive each message
     departed = ("node@a", "generator-0@1", "generator-1@1", "executor-0@1")
     assert [change for change in await site.drain("node@b") if change != msg.NodeHeartbeat()] == [
         msg.MembershipChanged((), departed)
@@ -174,7 +174,7 @@ async def test_the_exit_of_a_remote_process_is_announced_like_a_local_one(site: 
     assert await site.drain(HEAD) == [left, left]
 
 
-async def test_executor_healthy_is_forwarded_to_the_launcher_of_its_node(site: Site) -> None:
+async def test_an_executors_health_is_forwarded_to_the_launcher_of_its_node(site: Site) -> None:
     await site.join(FIRST, SECOND)
     await site.drain("node@a")
     await site.drain("node@b")
@@ -216,7 +216,7 @@ async def test_the_exit_of_a_rank_restarts_the_learner_and_a_departed_node_is_re
     await site.cluster.wait_for_learner_nodes(0, 2)
     await site.cluster.handle_message(
         "node@a", msg.ProcessEnded("learner@1", 1, "it died")
-    )  # of the previous incarnation
+    )  # an exit of the previous incarnation
     assert site.learner_kills == 1
     await site.cluster.handle_message("node@a", msg.NodeLeft("interrupted"))
     assert site.learner_kills == 2
@@ -228,8 +228,8 @@ async def test_the_exit_of_a_rank_restarts_the_learner_and_a_departed_node_is_re
     ]
 
 
-async def test_a_restarted_learner_and_a_run_without_steps_left_wait_only_for_training_nodes(site: Site) -> None:
-    """The nodes of a run that was killed after its last step have ended with it."""
+async def test_a_restarted_learner_and_a_run_without_remaining_steps_wait_only_for_training_nodes(site: Site) -> None:
+    """A run that was killed after its last step has no nodes left, and needs none."""
     assert await site.cluster.wait_for_learner_nodes(0, 2) is None
     assert await site.cluster.wait_for_learner_nodes(site.run.rl.steps, 1) is None
 

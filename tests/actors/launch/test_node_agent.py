@@ -37,7 +37,7 @@ GENERATOR, EXECUTOR = "generator-0@3", "executor-0@3"
 
 
 class Site:
-    """Node 0's launcher and the node."""
+    """Node 0's launcher, and one other node."""
 
     def __init__(self, folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
         hub = Hub()
@@ -153,7 +153,7 @@ async def test_unusable_input_in_a_first_incarnation_ends_the_node(site: Site) -
     assert site.children.processes[EXECUTOR].returncode is not None
 
 
-async def test_a_write_error_of_the_log_of_a_node_ends_it_and_names_the_file(site: Site) -> None:
+async def test_a_write_error_of_its_log_ends_a_node_and_names_the_file(site: Site) -> None:
     await site.join(generators=[GENERATOR])
     site.on_log_error(DiskError("logs/launcher@3.jsonl", errno.ENOSPC))
     with pytest.raises(DiskError, match=r"^logs/launcher@3\.jsonl: No space left on device$"):
@@ -184,7 +184,7 @@ async def test_an_interrupted_node_reports_that_it_leaves(site: Site) -> None:
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-async def test_a_join_without_an_answer_prints_notices_until_it_times_out(site: Site, interrupted: bool) -> None:
+async def test_an_unanswered_join_prints_notices_until_its_timeout(site: Site, interrupted: bool) -> None:
     site.options = site.options._replace(join_timeout_s=25.0)
     site.begin()
     await asyncio.sleep(21)

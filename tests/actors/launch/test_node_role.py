@@ -1,4 +1,4 @@
-"""`asterism run` is configured as node 0 or as a joining node: addresses and number of nodes."""
+"""`asterism run` gets the addresses and the number of nodes for node 0 or for a joining node."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ WITH_KEY = RunConfig(name="run", cluster=ClusterConfig(key="cluster.key", port=2
 
 @pytest.fixture(autouse=True)
 def peers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Record the peers towards which this host's address was determined."""
+    """Record the peers for which this host's address was determined."""
     peers: list[tuple[str, int]] = []
 
     def host_address(peer: str, port: int) -> str:
@@ -63,7 +63,7 @@ def test_another_node_joins_the_node_of_rank_0() -> None:
 
 
 @pytest.mark.parametrize("configure", [configure_head, configure_worker])
-def test_nodes_that_were_started_together_need_a_key(configure: object) -> None:
+def test_nodes_that_start_together_need_a_key(configure: object) -> None:
     with pytest.raises(
         UnusableInput, match=r"^cluster\.key: srun started 3 nodes; set cluster\.key to a file made by `asterism keys`"
     ):

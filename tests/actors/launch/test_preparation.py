@@ -1,4 +1,4 @@
-"""A program of the user that prepares data and a model: errors name the key; the run reads its files."""
+"""A user's program prepares data and a model that the run reads; its errors name the configuration key."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def load(folder: Path, *settings: str, name: str = "Made") -> RunConfig:
     return load_run(folder / "run.toml", ["sft.steps=0", *settings])
 
 
-def test_the_files_that_the_program_writes_are_not_checked(tmp_path: Path) -> None:
+def test_files_that_the_program_will_write_are_not_checked(tmp_path: Path) -> None:
     check_inputs(load(tmp_path))
     with pytest.raises(UnusableInput, match=r"^data\.train: .*elsewhere: no such file"):
         check_inputs(load(tmp_path, "data.train=elsewhere"))
@@ -72,7 +72,7 @@ def test_the_program_describes_the_model_until_it_exists(tmp_path: Path) -> None
         find_model_config(run)
 
 
-def test_the_program_runs_until_every_file_exists_that_the_run_reads(tmp_path: Path) -> None:
+def test_the_program_runs_until_all_files_of_the_run_exist(tmp_path: Path) -> None:
     run, folder = load(tmp_path), RunFolder(tmp_path / "a")
     folder.data.mkdir(parents=True)
     assert list_missing_files(folder, run) == ["$RUN/checkpoints/init", "$RUN/data/train.jsonl", "$RUN/data/test.jsonl"]

@@ -1,4 +1,4 @@
-"""The manifest of a run's folder lists files, which a resume checks."""
+"""The manifest of a run's folder lists files; a resume compares the files with the manifest."""
 
 from pathlib import Path
 

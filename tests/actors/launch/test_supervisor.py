@@ -1,4 +1,4 @@
-"""The supervisor restarts processes, mainly executors: timing, notices to rollouts, and the end of the run."""
+"""The supervisor restarts processes after a pause, notifies rollouts, and ends the run."""
 
 import asyncio
 import re
@@ -28,7 +28,7 @@ LONG_S = 200.0  # start-up allowance of "other-long", in seconds
 
 
 class Node:
-    """A supervisor of two executors and two other processes, which send heartbeats, and a rollout."""
+    """A rollout, and a supervisor of four processes that send heartbeats: two executors and two others."""
 
     def __init__(self, folder: Path) -> None:
         hub = Hub()
@@ -50,7 +50,7 @@ class Node:
     async def _send_heartbeats(self, name: str) -> None:
         while True:
             current = self.count_starts(name)
-            for incarnation in (current, current - 1, current + 1):  # only the current incarnation counts
+            for incarnation in (current, current - 1, current + 1):  # the supervisor ignores other incarnations
                 self.supervisor.on_heartbeat(Heartbeat(name, incarnation, 0.0, 0, 0, 0))
             await asyncio.sleep(SETTINGS.heartbeat_s)
 
@@ -104,7 +104,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
         await node.stop()
 
 
-async def test_an_executor_that_dies_is_restarted_after_a_pause_that_doubles(node: Node) -> None:
+async def test_an_executor_is_restarted_after_a_pause_that_doubles_with_each_death(node: Node) -> None:
     for _ in range(3):
         await node.die("executor-0")
         await asyncio.sleep(10)
@@ -115,7 +115,7 @@ async def test_an_executor_that_dies_is_restarted_after_a_pause_that_doubles(nod
 
 
 @pytest.mark.parametrize("is_noticed", [False, True])
-async def test_a_process_that_dies_before_stop_is_not_restarted(node: Node, is_noticed: bool) -> None:
+async def test_a_process_that_dies_before_the_supervisor_stops_is_not_restarted(node: Node, is_noticed: bool) -> None:
     node.children.processes["executor-0"].end(-9)
     if is_noticed:
         await settle()
@@ -129,7 +129,7 @@ async def test_rollouts_are_notified_only_of_incarnations_that_joined(node: Node
     await node.die("executor-0")
     await node.join("executor-0/1")  # the message was in flight when the executor died
     await asyncio.sleep(2)
-    await node.die("executor-0")  # it dies before it joins
+    await node.die("executor-0")  # the executor dies before it joins
     await asyncio.sleep(5)
     await node.join("executor-0/3")
     assert await node.drain() == [
@@ -218,7 +218,7 @@ async def test_a_sandbox_that_cannot_start_again_after_a_join_is_restarted(node:
 
 @pytest.mark.parametrize("suspended_s", [0.0, 100.0])
 async def test_a_process_without_heartbeats_is_killed_and_restarted(node: Node, suspended_s: float) -> None:
-    """The time in which the launcher itself was suspended does not count."""
+    """The supervisor does not count the time in which the launcher itself was suspended."""
     await asyncio.sleep(100)
     assert node.count_starts("other-0") == 1
     node.stop_heartbeats("other-0")

@@ -1,4 +1,4 @@
-"""A run refuses mistakes in [[tasks]] before it creates anything, each named by its key."""
+"""A run refuses mistakes in [[tasks]] before it creates anything, and names the key of each mistake."""
 
 import json
 from pathlib import Path
@@ -115,7 +115,7 @@ class Inputs:
         (self.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def write(self, name: str, *lines: str, dots: str = "") -> str:
-        """Return a table of [[tasks]]. `dots` are tables of the task, such as "[tasks.dialogue]"."""
+        """Return a table of [[tasks]]. `dots` has nested tables of the task, such as "[tasks.dialogue]"."""
         return "\n".join(["[[tasks]]", f'name = "{name}"', 'data = "rows.jsonl"', *lines, dots, ""])
 
     def load(self, *tables: str, overrides: tuple[str, ...] = ()) -> RunConfig:
@@ -166,7 +166,7 @@ def test_the_kinds_of_code_are_described(inputs: Inputs) -> None:
 
 
 def test_each_mistake_in_a_task_is_refused_with_its_key_and_the_remedy(inputs: Inputs) -> None:
-    """An input is the lines of the table, and the only row of its data after ROW."""
+    """Each case in the file has lines of a task table; after ROW follows the only row of its data, if any."""
     (inputs.folder / "needy.py").write_text("import absent_package\n")
     (inputs.folder / "broken.py").write_text("1 / 0\n")
 

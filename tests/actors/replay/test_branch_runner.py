@@ -98,13 +98,13 @@ def test_each_branch_has_a_separate_notebook() -> None:
     assert sorted(restored) == sorted(f"restore {TID + number}: 1" for number in range(3))
 
 
-def test_branches_wait_if_the_engine_has_kv_cache_for_only_one() -> None:
+def test_branches_wait_if_the_kv_cache_has_room_for_only_one_branch() -> None:
     begins, ended = fork(CALL, ANSWER, count=3, kv_tokens=4096)
     assert [each.trajectory.trajectory_id for each in ended] == [each.trajectory_id for each in begins]
     assert all(isinstance(each.end, TrajectoryFinished) for each in ended)
 
 
-def test_a_call_that_the_sandbox_fails_twice_fails_the_trajectory() -> None:
+def test_a_call_that_fails_twice_in_the_sandbox_fails_the_trajectory() -> None:
     sandbox = ScriptedSandbox()
     _, (ended,) = fork(BREAKING_CALL, sandbox=sandbox)
     assert ended.end == TrajectoryFailed(TID, 3, "sandbox: broken")
@@ -135,7 +135,7 @@ def test_a_sandbox_start_error_ends_all_branches() -> None:
 
 
 def real_notebook(*cells: str, limit_s: float = 4.0) -> EndedTrajectory:
-    """Return the end of a branch with its last cell in a real sandbox, after the cells that succeeded in its log."""
+    """Return the end of a branch that restores the first cell in a real sandbox, and then runs the second."""
     begins = replay_recorded([call_of(cells[0])]).turn_starts[1]
     engine = ScriptedEngine(Random(1), ScriptedTurns(call_of(cells[1]), ANSWER), 8192, version=0)  # pyright: ignore[reportArgumentType]
     sandbox = make_sandbox(SandboxConfig(backend="process", time_limit_s=limit_s))

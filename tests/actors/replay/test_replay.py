@@ -1,4 +1,4 @@
-"""One trajectory is replayed from the log of its rollout process, also with another tool result."""
+"""A trajectory is replayed from the log of its rollout process, with the logged or another tool result."""
 
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def test_a_turn_after_a_malformed_call_follows_no_result() -> None:
     assert replay_recorded(["<tool_call>{</tool_call>"]).last_results == {}
 
 
-def test_the_later_of_two_launches_counts(tmp_path: Path) -> None:
+def test_a_trajectory_is_replayed_from_the_later_of_two_launches(tmp_path: Path) -> None:
     recording = Recording(RunFolder(tmp_path / "run"), max_calls_per_turn=2)
     record_trajectory(recording)
     record_trajectory(recording, THREE_TURNS[:1])
@@ -79,7 +79,7 @@ def test_the_later_of_two_launches_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])  # odd seeds kill executors
-def test_trajectories_end_as_in_a_run_with_faults(seed: int, tmp_path: Path) -> None:
+def test_replayed_trajectories_end_as_in_their_run_with_faults(seed: int, tmp_path: Path) -> None:
     world = live(seed)
     log = write_world_logs(world, tmp_path).events / "rollout-0.sqlite"
     logged = [event for event in world.logs[HEAD].events if not world.logs[HEAD].decisions[event.seq].is_refused]

@@ -1,4 +1,4 @@
-"""The event logs of a live run are replayed in parts and without the data files (`log.verify`)."""
+"""The event logs of a live run are replayed in parts, without the data files (`log.verify`)."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ def world() -> World:
 
 
 def load_no_file() -> Sequence[TokenizedProblem]:
-    raise AssertionError("the data files are read")
+    raise AssertionError("the data files must not be read")
 
 
 def build_logged_problems(world: World, folder: RunFolder, purpose: Purpose, count: int) -> LoggedProblems:
@@ -92,7 +92,7 @@ def test_a_damaged_log_is_found(world: World, folder: RunFolder, process: str, f
     assert (result.difference.process, result.difference.what) == (process, "effects")
 
 
-def test_a_failure_of_the_thread_is_followed_by_a_complete_replay(
+def test_a_complete_replay_follows_a_failure_of_the_verifying_thread(
     world: World, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = threading.Event()
@@ -156,4 +156,4 @@ def test_a_problem_that_no_process_logged_is_read_from_the_data_file(world: Worl
         log, world.run, "train", (9,), lambda: world.problems().train.problems, lambda: next(polls)
     )
     assert problems[5] == world.problems().train.problems[5]
-    assert next(polls, None) is None  # the log was read until it could not grow any more
+    assert next(polls, None) is None  # the problems polled the log until it could not grow

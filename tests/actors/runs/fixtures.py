@@ -1,4 +1,4 @@
-"""These fixtures of whole runs, for all suites, are a finished run and starters of runs."""
+"""Fixtures for all suites: a finished run, and functions that start runs."""
 
 import fcntl
 import os
@@ -13,7 +13,7 @@ from tests.actors.runs.running import COLD_START, Start, StartedRun, from_cold_s
 
 @pytest.fixture(scope="module")
 def start() -> Iterator[Start]:
-    """Yield a function that starts runs; runs that remain after the module's last test are killed."""
+    """Yield a function that starts runs; kill the runs that still run after the module's last test."""
     started: list[StartedRun] = []
 
     def start_one(runs: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> StartedRun:

@@ -1,4 +1,4 @@
-"""Small runs with real processes: functions start them, wait for them, and read their files."""
+"""Start small runs with real processes, wait for them, and read their files."""
 
 import json
 import os
@@ -26,7 +26,7 @@ SMALL = (
     *("learner.checkpoints.every=1", "learner.threads=1", "evaluation.questions=6"),
     *("sandbox.backend=process", "sandbox.spare_notebooks=8"),
 )
-# This policy is right in 10 to 20 % of its answers: RL steps change its weights, and some groups are rejected.
+# This policy is right in 10 to 20 % of its answers, so that RL steps change weights and reject some groups.
 COLD_START = ("sft.steps=230", "sft.batch_size=32", "prepare.parameters.num_sft_dialogues=7360")
 PATIENCE_S = 240.0
 M = TypeVar("M")  # kind of message
@@ -69,14 +69,14 @@ def finish(process: subprocess.Popen[str], patience_s: float = PATIENCE_S) -> st
 
 
 def succeed(process: subprocess.Popen[str], patience_s: float = PATIENCE_S) -> str:
-    """Return the output of a run, which must finish."""
+    """Return the output of a run, after a check that it succeeded."""
     output = finish(process, patience_s)
     assert process.returncode == 0, output
     return output
 
 
 def whole_run(runs: Path, *arguments: str, patience_s: float = PATIENCE_S) -> tuple[RunFolder, str]:
-    """Return the folder and output of a run, which must succeed."""
+    """Run a small run that must succeed, and return its folder and output."""
     with launch(runs, *arguments) as process:
         try:
             return RunFolder(runs / "demo"), succeed(process, patience_s)
@@ -89,7 +89,7 @@ def asterism(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def asterism_output(*arguments: object, code: int = 0) -> str:
-    """Return what a command prints, which must end with this exit code."""
+    """Return the output of a command that must exit with `code`."""
     done = asterism(*map(str, arguments))
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -100,11 +100,11 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], pa
     while not condition():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, "the condition did not hold in time"
-        time.sleep(0.02)  # waits for other processes
+        time.sleep(0.02)  # wait for other processes
 
 
 class StartedRun:
-    """A small run that a test has started: its process, and its folder."""
+    """A small run that a test has started, with its process and its folder."""
 
     def __init__(self, runs: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         self.folder, self.process = RunFolder(runs / "demo"), launch(runs, *arguments, environment=environment)
@@ -117,7 +117,7 @@ class StartedRun:
         self.wait_until(lambda: len(metrics(self.folder, kind)) >= count)
 
     def signal(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to the present incarnation of a process of the run."""
+        """Send a signal to the current incarnation of a process of the run."""
         os.kill(list_process_ids(self.folder, name)[-1], number)
 
     def kill(self) -> None:
@@ -125,7 +125,7 @@ class StartedRun:
         finish(self.process)
 
     def end(self, code: int, patience_s: float = PATIENCE_S) -> str:
-        """Return the output of a run, which must end with this exit code."""
+        """Return the output of the run, after a check of its exit code."""
         output = finish(self.process, patience_s)
         assert self.process.returncode == code, output
         return output
@@ -138,7 +138,7 @@ Start = Callable[..., StartedRun]
 
 
 def is_conserved(summary: dict[str, int], *more: str) -> bool:
-    """Return whether every trajectory finished, failed, was abandoned, or ended in one of the ways in `more`."""
+    """Return whether every trajectory finished, failed, was abandoned, or had one of the endings in `more`."""
     ends = sum(summary[f"trajectories_{end}"] for end in ("finished", "failed", "abandoned", *more))
     return summary["trajectories_started"] == ends
 
@@ -180,7 +180,7 @@ def read_messages(folder: RunFolder, process: str, *kinds: type[M]) -> list[M]:
 
 
 def read_token_versions(folder: RunFolder) -> dict[int, set[int]]:
-    """Return the versions of generated tokens, by the newest version when their trajectory ended."""
+    """Return the token versions of trajectories, by the version of the last step request before their end."""
     version, by_version = -1, dict[int, set[int]]()
     for message in read_messages(folder, "head", StepRequested, TrajectoryFinished):
         if isinstance(message, StepRequested):

@@ -69,5 +69,5 @@ class SmallDisk:
             file.truncate(file.tell() - (left_kib << 10))
 
     def empty(self) -> None:
-        """Remove the filler."""
+        """Remove the file that fills the disk."""
         self._filler.unlink()

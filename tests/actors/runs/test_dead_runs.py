@@ -1,4 +1,4 @@
-"""After any death of a run, its leftovers are removed when the next run starts."""
+"""The start of a run removes the leftovers of a dead run, however that run died."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def hangups_end_processes() -> Iterator[None]:
-    """Restore the default of SIGHUP: processes that nohup has started ignore it, as do their children."""
+    """Restore the default of SIGHUP: tests that were started with nohup ignore it, and so do their children."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -71,7 +71,7 @@ def play_death(start_trained: Start, how: str, *settings: str) -> set[Path]:
         case "hangup":
             process.send_signal(signal.SIGHUP)
         case _:
-            for number in (signal.SIGSTOP, signal.SIGKILL):  # no process acts on the death of another one
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # all stop first, so that none reacts to a death
                 for pid in processes:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, number)
@@ -130,7 +130,7 @@ def terminal() -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("how", ["signal", "terminal"])
-def test_a_lost_terminal_during_the_replay_ends_the_run_in_order(
+def test_a_lost_terminal_during_the_replay_ends_the_run_cleanly(
     tmp_path: Path, terminal: tuple[int, int], how: str
 ) -> None:
     ours, theirs = terminal

@@ -30,7 +30,7 @@ from tests.processes import family, is_running
 
 pytestmark = pytest.mark.slow
 
-# a few cold start and RL steps with refilled groups, from a policy that is sometimes right
+# settings of a run with a few cold start and RL steps; the policy is sometimes right, and groups are refilled
 STRICT = ("determinism=strict", "sft.steps=4", "rl.prompts=6", "rl.rollouts=8", "rl.max_refill_groups=6")
 
 
@@ -40,11 +40,11 @@ def strict_run(tmp_path_factory: pytest.TempPathFactory, finished: RunFolder) ->
 
 
 def wait_until_exited(processes: list[int]) -> None:
-    """Wait until the kernel has killed the processes of a run with a killed launcher."""
+    """Wait until the kernel has killed all processes of a run whose launcher was killed."""
     deadline = time.monotonic() + 60.0
     while left := [pid for pid in processes if is_running(pid)]:
         assert time.monotonic() < deadline, f"still alive: {left}"
-        time.sleep(0.02)  # waits for other processes
+        time.sleep(0.02)  # wait for other processes
 
 
 @contextlib.contextmanager
@@ -71,7 +71,7 @@ def test_a_second_run_on_a_busy_machine_is_identical_byte_for_byte(start_trained
 
 
 @pytest.mark.nightly
-def test_numbers_of_engines_cache_sizes_and_executors_do_not_change_the_results(
+def test_the_number_of_engines_or_executors_and_the_cache_size_do_not_change_the_results(
     start_trained: Start, strict_run: RunFolder
 ) -> None:
     engines = ("engine.num_engines=2", "engine.kv_tokens=800", "engine.prefill_tokens=9", "arbiter.policy=round_robin")
@@ -80,7 +80,7 @@ def test_numbers_of_engines_cache_sizes_and_executors_do_not_change_the_results(
     assert list_divergences(strict_run, other.folder) == []
 
 
-def test_a_run_with_a_killed_launcher_leaves_nothing_and_has_the_same_results_when_it_is_resumed(
+def test_a_run_with_a_killed_launcher_leaves_nothing_and_resumes_to_the_same_results(
     tmp_path: Path, start_trained: Start, strict_run: RunFolder
 ) -> None:
     run = start_trained(*STRICT)
@@ -101,7 +101,7 @@ def test_a_run_with_a_killed_launcher_leaves_nothing_and_has_the_same_results_wh
 def test_a_run_survives_a_kill_of_any_process_with_the_same_results(
     start_trained: Start, strict_run: RunFolder
 ) -> None:
-    """Each process is killed, one after the other, in the middle of the run: no work is lost or done twice."""
+    """The test kills each process once in the middle of the run; no work is lost or done twice."""
     run = start_trained(*STRICT, "learner.checkpoints.every=3")
     run.wait_for("step")
     for name in ("learner", "head", "rollout-0", "generator-0"):

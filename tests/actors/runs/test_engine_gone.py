@@ -19,13 +19,13 @@ from tests.sandbox.own_engine import Engine, needs_root, own_engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, needs_root]
 
-STEPS = 40  # too many steps to train before the engine has restarted and the lost container is replaced
+STEPS = 40  # enough steps that training lasts until the engine has restarted and the container is replaced
 SETTINGS = ("sandbox.backend=docker", f"rl.steps={STEPS}", "rl.prompts=4", "rl.rollouts=8", "evaluation.questions=2")
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    """Yield the engine, which each test leaves running without containers."""
+    """Yield a separate Docker engine; each test leaves the engine running and without containers."""
     with own_engine() as engine, pytest.MonkeyPatch.context() as patch:
         patch.setenv("DOCKER_HOST", engine.address)
         yield engine
@@ -43,7 +43,7 @@ def list_containers(engine: Engine) -> list[str]:
 
 
 def remove_remaining_containers(engine: Engine) -> list[str]:
-    """Remove containers as a run's start does: the engine may fail to remove a container that died without it."""
+    """Remove containers as a run's start does, with retries: Docker can fail for one that died while it was down."""
     for _ in range(30):
         asyncio.run(remove_stale_containers())
         if not list_containers(engine):
@@ -58,8 +58,8 @@ def find_lost_twice(folder: RunFolder) -> set[int]:
     return {trajectory for (trajectory, _), count in counted.items() if count > 1}
 
 
-def test_a_restarted_docker_engine_masks_the_lost_calls_only(start_trained: Start, engine: Engine) -> None:
-    """The containers of the engine live on without it, and are removed when it restarts."""
+def test_a_restart_of_the_docker_engine_masks_only_the_lost_calls(start_trained: Start, engine: Engine) -> None:
+    """The containers continue without the killed engine; the run removes them when the engine restarts."""
     run = start_trained(*SETTINGS)
     folder = run.folder
     run.wait_for("step")
@@ -73,7 +73,7 @@ def test_a_restarted_docker_engine_masks_the_lost_calls_only(start_trained: Star
     assert len(read_log_entries(folder, "container.lost", "executor-0")) == 1
     assert len(read_log_entries(folder, "container.started", "executor-0")) == 2
     failed = read_messages(folder, "head", TrajectoryFailed)
-    assert {failure.trajectory_id for failure in failed} == find_lost_twice(folder)  # masked, not rewarded with 0
+    assert {failure.trajectory_id for failure in failed} == find_lost_twice(folder)  # failed ones get no reward of 0
     assert len(failed) == summary["trajectories_failed"]
     assert list(find_leftovers(folder)) == []
     assert remove_remaining_containers(engine) == []
@@ -84,13 +84,13 @@ def test_a_stopped_docker_engine_ends_the_run_and_is_named(start_trained: Start,
     run = start_trained(*SETTINGS, "sandbox.container_timeout_s=2", "supervision.restarts=1")
     folder = run.folder
     run.wait_for("step")
-    engine.stop()  # stops the containers too
+    engine.stop()  # a stopped engine stops its containers too
     output = run.end(1)
     assert "executor-0 ended 2 times in a row, the last time with exit code 2:" in output
     assert engine.address in output
     assert "Traceback" not in output
     assert "no container for 2 s" in (folder.logs / "executor-0.out").read_text()
-    failed = read_messages(folder, "head", TrajectoryFailed)  # their calls were lost twice
+    failed = read_messages(folder, "head", TrajectoryFailed)  # trajectories with a call that was lost twice
     assert [failure.cause for failure in failed if not re.search("container|executor", failure.cause)] == []
     assert list(find_leftovers(folder)) == []
     engine.start()

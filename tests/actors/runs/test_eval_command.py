@@ -1,4 +1,4 @@
-"""`asterism eval` over real processes: its figures equal a count from the event log; it survives kills and resumes."""
+"""`asterism eval` runs over real processes; its figures equal a count from the event log, also after kills."""
 
 import hashlib
 import json
@@ -36,7 +36,7 @@ SAMPLES, QUESTIONS = 4, 16
 
 def list_arguments(trained: RunFolder, name: str, *flags: str) -> list[str]:
     test = trained.data / "test.jsonl"
-    # Without "strict" a model that reads a printed address varies its answers. Few sequences make answers end singly.
+    # Without "strict", printed memory addresses vary the answers. With few sequences, answers end one by one.
     settings = ("--set", "determinism=strict", "--set", "engine.max_running=6")
     return ["eval", str(trained.path), "--set", f"aime={test}", *settings, "-k", str(SAMPLES), "--name", name, *flags]
 
@@ -57,7 +57,7 @@ def read_results(folder: RunFolder) -> dict[str, Any]:
 
 class LoggedAnswer(NamedTuple):
     finished: TrajectoryFinished
-    text: str  # text in the last box of the last answer block; empty: none
+    text: str  # text in the last box of the last answer block, or "" without a box
 
 
 def read_logged_answers(folder: RunFolder) -> dict[str, list[LoggedAnswer]]:
@@ -81,7 +81,7 @@ def read_answer_text(record: TokenRecord, tokenizer: Tokenizer) -> str:
 
 
 def count_majority(answers: list[LoggedAnswer]) -> float:
-    """Compute the majority: correct answers are one choice; a tie has the share of its choices that are correct."""
+    """Compute the majority score: correct answers are one choice; a tie scores the share of correct choices."""
     votes = Counter("correct" if each.finished.reward else each.text.replace(" ", "") for each in answers if each.text)
     first = [choice for choice, count in votes.items() if count == max(votes.values())]
     return first.count("correct") / len(first) if first else 0.0
@@ -151,10 +151,10 @@ def test_other_tools_find_every_answer_with_its_dialogue(evaluation: tuple[RunFo
         assert cut_turns in ((0, 1) if answer["ending"] == "length" else (0,))
 
 
-def test_the_traces_of_an_evaluation_filter_the_file_of_its_questions(
+def test_questions_can_be_filtered_by_the_traces_of_their_evaluation(
     evaluation: tuple[RunFolder, str], finished: RunFolder, tmp_path: Path
 ) -> None:
-    """Each row of the result has as many correct answers in questions.jsonl as the condition demands."""
+    """Each kept question has as many correct answers in questions.jsonl as the condition demands."""
     folder, data = evaluation[0], finished.data / "test.jsonl"
     arguments = ["--by", str(folder.path), "--keep", "solved == rollouts", "--unvisited", "drop"]
     done = asterism("data", "filter", str(data), *arguments, "--out", str(tmp_path / "easy.jsonl"))
@@ -190,7 +190,7 @@ def test_an_evaluation_killed_at_five_points_and_resumed_gives_the_same_figures(
         assert process.returncode == (130 if number == signal.SIGINT else -number), output
         before = read_answers(folder.answers)
         assert len(before) < SAMPLES * QUESTIONS
-        if before and number == signal.SIGKILL:  # an interrupted evaluation has finished its files
+        if before and number == signal.SIGKILL:  # only a killed evaluation can leave a torn line
             with folder.answers.open("ab") as file:
                 file.write(b'{"label":"sampled","ver')  # torn line
     asterism_output(*list_arguments(finished, "killed", "--resume"))

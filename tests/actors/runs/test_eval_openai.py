@@ -1,4 +1,4 @@
-"""`asterism eval` of OpenAI's API: servers in parallel, with the checkpoint's figures, and when a server dies."""
+"""`asterism eval` over OpenAI's API uses servers in parallel, and continues after the death of a server."""
 
 import asyncio
 import json
@@ -85,7 +85,7 @@ async def test_if_one_of_two_servers_dies_the_other_answers_its_questions(
 ) -> None:
     monkeypatch.setenv("EVAL_KEY", KEY)
     servers = [make_server(finished) for _ in range(2)]
-    servers[0].max_answered = 1  # answers only the request of the start, so that it has turns when it dies
+    servers[0].max_answered = 1  # answers one request, the check at the start; its later requests wait
     flags = ("--set", "supervision.restarts=9", "--set", "engine.max_running=8")
     async with servers[1].serving() as other:
         async with servers[0].serving() as url:

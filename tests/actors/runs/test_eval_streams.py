@@ -1,4 +1,4 @@
-"""`asterism eval URL/v1` reads odd and broken streams of a server: each answer is right, or it counts as failed."""
+"""`asterism eval URL/v1` reads odd and broken streams of a server: odd ones give answers, broken ones failures."""
 
 import asyncio
 import json
@@ -15,8 +15,8 @@ from tests.engine.tiny_models import save_small_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
-LIMIT = "length"  # the server has ended the answer at its limit, which counts as in a run
-# These scripts take seconds and are left out: `hold` waits for its time limit, an overloaded server gets retries.
+LIMIT = "length"  # the server ends this answer at the length limit
+# Slow scripts are left out: `hold` waits for its time limit, and an overloaded server causes retries.
 READ = {name: script for name, script in ANSWERED.items() if script.end != "hold" and name != LIMIT}
 UNREAD = {name: script for name, (script, _) in FAILED.items() if script.end != "hold" and script.status == 200}
 

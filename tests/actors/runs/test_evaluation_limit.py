@@ -1,4 +1,4 @@
-"""A run over real processes has longer answers in evaluations than in training, as have `asterism eval` and forks."""
+"""Evaluations have a higher length limit than training: in a run, in `asterism eval`, and in forks."""
 
 import json
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from tests.actors.runs.running import asterism_output, read_conserved_summary, r
 
 pytestmark = pytest.mark.slow
 
-TRAINED, EVALUATED = 40, 96  # response tokens
+TRAINED, EVALUATED = 40, 96  # limits in response tokens
 
 
 class Ended(NamedTuple):
@@ -24,7 +24,7 @@ class Ended(NamedTuple):
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Return a run with four steps of cold start, after which most answers have no end."""
+    """Return a run with a cold start of only four steps, so that most answers reach their length limit."""
     limits = (f"dialogue.response_tokens={TRAINED}", f"evaluation.response_tokens={EVALUATED}")
     settings = ("rl.steps=2", "evaluation.every=1", "evaluation.questions=4", "determinism=strict")
     return whole_run(tmp_path_factory.mktemp("limited"), *limits, *settings)[0]
@@ -42,7 +42,7 @@ def list_ended(folder: RunFolder, purpose: str) -> list[Ended]:
 def test_only_evaluations_exceed_the_limit_of_training_and_the_run_replays(limited: RunFolder) -> None:
     read_conserved_summary(limited)
     trained, evaluated = list_ended(limited, "train"), list_ended(limited, "evaluate")
-    assert len(evaluated) == 4 * 5  # two of each question at the start and at the end, and one after the first step
+    assert len(evaluated) == 4 * 5  # per question 2 at the start, 1 after step 1, 2 at the end
     assert (max(each.tokens for each in trained), max(each.tokens for each in evaluated)) == (TRAINED, EVALUATED)
     assert all(each.ending == "length" for each in trained + evaluated if each.tokens in (TRAINED, EVALUATED))
 

@@ -1,4 +1,4 @@
-"""A run over real processes evaluates during training, on two sets, as does `asterism eval` of its checkpoints."""
+"""A run over real processes evaluates two sets during training; `asterism eval` gives the same answers."""
 
 import json
 
@@ -19,7 +19,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory, finished: RunFolder) -> 
     settings = (
         *("evaluation.every=1", "evaluation.sampling.top_p=0.9"),
         *("learner.checkpoints.every=2", "learner.checkpoints.keep=2"),
-        "determinism=strict",  # no printed address, which would make answers of two evaluations differ
+        "determinism=strict",  # printed memory addresses would make answers differ
     )
     runs = tmp_path_factory.mktemp("evaluated")
     return whole_run(runs, *from_cold_start_of(finished), *settings, sets)[0]
@@ -40,7 +40,7 @@ def test_each_step_is_evaluated_with_its_own_weights_and_the_run_replays(evaluat
     assert [f"set few: {key}" in lines[0] for key in ("avg@3", "pass@2", "majority@3")] == [True] * 3
 
 
-def test_a_standalone_evaluation_has_the_same_tokens_as_one_during_training(evaluated: RunFolder) -> None:
+def test_a_standalone_evaluation_and_one_during_training_have_the_same_tokens(evaluated: RunFolder) -> None:
     few = next(each for each in load_run(evaluated.config).evaluation.sets if each.name == "few")
     for step, label in ((0, "start_sampled"), (2, "step_sampled"), (3, "end_sampled")):
         flags = ("--set", f"few={few.data}", "-k", "3", "--questions", "2", "--name", f"eval-{step}")

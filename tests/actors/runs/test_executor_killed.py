@@ -1,4 +1,4 @@
-"""Executors with many calls in flight die by kill -9: each trajectory gets its results, or fails with a cause, once."""
+"""Executors die by kill -9 with many calls in flight; each trajectory ends once, with its results or a cause."""
 
 import asyncio
 import re
@@ -39,7 +39,7 @@ def call(tool: str, arguments: str) -> str:
 
 
 def script(trajectory_id: int) -> list[str]:
-    """Return the turns of a trajectory: every tenth one uses a notebook, the others call programs."""
+    """Return the turns of a trajectory. Every tenth trajectory uses a notebook; the others run programs."""
     if trajectory_id % 10:
         return [
             call("python_code_with_standard_io", '"code": "import time; time.sleep(0.3); print(2)", "input": ""'),
@@ -100,7 +100,7 @@ class Node:
             for task in self._tasks:
                 if task.done():
                     task.result()
-            await asyncio.sleep(0.005)  # waits for other processes
+            await asyncio.sleep(0.005)  # wait for other processes
 
     async def kill(self, name: str) -> None:
         """Kill an executor and wait until the rollout has received ExecutorLeft."""
@@ -202,7 +202,7 @@ def test_calls_that_are_lost_twice_fail_their_trajectories_and_the_others_finish
             await node.bus.send("rollout-0", start_group(TRAJECTORIES, 0))
             await node.wait_until(lambda: node.open_calls >= MIN_IN_FLIGHT)
             await node.kill("executor-0")
-            await node.wait_until(lambda: node.open_calls >= MIN_IN_FLIGHT)  # the next incarnation has all of them
+            await node.wait_until(lambda: node.open_calls >= MIN_IN_FLIGHT)  # resent calls are in flight again
             await node.kill("executor-0")
             await node.wait_until(lambda: len(node.ended) == TRAJECTORIES)
         finally:

@@ -101,7 +101,7 @@ def test_a_cold_start_teaches_the_calls_and_answers_of_the_rollouts(tmp_path: Pa
 
 
 def assert_learned_tokens(folder: RunFolder, exported: Path, rows: list[dict[str, Any]]) -> None:
-    """Compare the exported template with the cold start's dialogues: both render the same, up to a last line break."""
+    """Check that the exported template renders the cold start's dialogues, apart from a last line break."""
     (tokens,) = (map_token_file(each) for each in folder.dialogue_tokens.iterdir())
     tokenizer: Any = AutoTokenizer.from_pretrained(exported)
     for place, row in enumerate(rows[:50]):

@@ -1,4 +1,4 @@
-"""A planted fault in a whole run is named by the first warning that a user sees. Runs without a fault have none."""
+"""The first warning of a run with a planted fault names the fault; a run without a fault has no warning."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ def score(completions, question):
         raise ValueError("no opinion on this question")
     return [0.0 for _ in completions]
 """
-# The run's processes execute these texts at their start: no part of the program has a switch for such faults.
+# The run's processes execute these programs at their start, because the code has no switch for such faults.
 IN_GENERATORS = """
 import sys
 
@@ -94,7 +94,7 @@ CONFIDENT_TOKENS = (
 class Fault(NamedTuple):
     name: str
     settings: tuple[str, ...]
-    cause: str  # a part of the first warning
+    cause: str  # text of the first warning
     start_up: str = ""
 
 
@@ -119,7 +119,7 @@ FAULTS = [
 
 
 def list_warnings(output: str) -> list[str]:
-    """Return warnings of the start, and lines of health checks, failed trajectories and errors, in their order."""
+    """Return the warnings of the start, and later lines of health checks, failed trajectories and errors."""
     marks = ("warning: ", ": health.", "failed, the first one of its kind", "failed: ", "error: ")
     return [line for line in output.splitlines() if any(mark in line for mark in marks)]
 

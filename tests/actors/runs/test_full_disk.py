@@ -24,7 +24,7 @@ from tests.chaos.play import find_leftovers
 
 pytestmark = [pytest.mark.slow, pytest.mark.hosts]
 
-STEPS = 20  # more steps than the run can finish before the test stops its learner
+STEPS = 20  # enough steps that the test can stop the learner before the run ends
 SETTINGS = ("sft.steps=0", f"rl.steps={STEPS}", "prepare.parameters.num_sft_dialogues=16", "evaluation.questions=2")
 FILE = r"(events|logs|batches|checkpoints)/\S+|(metrics|answers)\.jsonl"
 
@@ -34,7 +34,7 @@ FILE = r"(events|logs|batches|checkpoints)/\S+|(metrics|answers)\.jsonl"
     [pytest.param(0, id="nothing"), pytest.param(1024, id="less_than_a_checkpoint", marks=pytest.mark.nightly)],
 )
 def test_a_full_disk_ends_the_run_and_it_resumes_with_free_space(tmp_path: Path, left_kib: int) -> None:
-    """The disk fills during training, and any process that writes may fail first."""
+    """The disk fills during training, and any process with open files can be the first to fail."""
     with SmallDisk(tmp_path, 160) as disk:
         process = disk.launch(*SETTINGS)
         folder = RunFolder(disk.resolve(tmp_path / "demo"))
@@ -42,7 +42,7 @@ def test_a_full_disk_ends_the_run_and_it_resumes_with_free_space(tmp_path: Path,
         [learner] = list_process_ids(folder, "learner")
         os.kill(learner, signal.SIGSTOP)  # the run cannot end before the disk is full
         disk.fill(left_kib)
-        with contextlib.suppress(ProcessLookupError):  # the launcher may have killed it
+        with contextlib.suppress(ProcessLookupError):  # the launcher can have killed the learner
             os.kill(learner, signal.SIGCONT)
         output = finish(process)
         assert process.returncode == 1, output

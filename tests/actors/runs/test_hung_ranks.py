@@ -24,8 +24,8 @@ from tests.processes import processes_that_name
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-PATIENCE_S = 600.0  # four starts of the learner on a busy machine, in seconds
-OPERATIONS = ("publish", "forward and backward", "save")  # operations in the steps 1, 2 and 3
+PATIENCE_S = 600.0  # allows four starts of the learner on a busy machine
+OPERATIONS = ("publish", "forward and backward", "save")  # operations with a fault, in the steps 1, 2 and 3
 SETTINGS = (
     *(f"learner.loss.function={LOSS}", "learner.ranks=2", "rl.prompts=4", "rl.rollouts=8", "rl.max_refill_groups=2"),
     *("supervision.heartbeat_s=0.5", "supervision.heartbeat_timeout_s=4", "determinism=strict"),
@@ -39,13 +39,13 @@ def undisturbed(finished: RunFolder, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def run_with_faults(start_trained: Start, faults: list[RankFault], *settings: str) -> tuple[RunFolder, str]:
-    """Return the folder and the output of a run of three steps, which succeeds."""
+    """Run three steps with these faults, and return the folder and the output; the run must succeed."""
     run = start_trained(*SETTINGS, *settings, environment=make_environment(faults))
     return run.folder, run.succeed(PATIENCE_S)
 
 
 def list_probes(folder: RunFolder) -> list[dict[str, float]]:
-    """Return figures by step, also some that `log diff` leaves out: a restart of the learner changes none of them."""
+    """Return the probe figures of each step, which must not change with a restart; `log diff` omits some."""
     lines = metrics(folder, "step")
     return [{name: line[name] for name in line if name.startswith("probe_") and name != "probe_s"} for line in lines]
 
@@ -93,7 +93,7 @@ def test_a_rank_that_sends_heartbeats_but_makes_no_progress_is_restarted(
 @pytest.mark.nightly
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_may_be_killed_or_stopped_in_a_step_a_publication_and_a_save(
+def test_a_run_survives_a_killed_or_stopped_rank_in_a_publication_a_step_and_a_save(
     start_trained: Start, undisturbed: RunFolder, rank: int, number: signal.Signals
 ) -> None:
     faults = [RankFault(rank, step, operation, number) for step, operation in enumerate(OPERATIONS, 1)]

@@ -1,4 +1,4 @@
-"""Processes of these runs are stopped, killed, or cannot start: leftovers, restarts and resumption."""
+"""Runs restart or end, leave nothing behind, and resume after their processes stop, die or cannot start."""
 
 import os
 import re
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 
 def wait_until_empty(list_processes: Callable[[], Sequence[object]]) -> None:
-    """Wait until the kernel has killed the processes, soon after their parent's death."""
+    """Wait until the kernel has killed the processes, which it does soon after their parent's death."""
     deadline = time.monotonic() + 60.0
     while left := list_processes():
         assert time.monotonic() < deadline, f"still alive: {left}"
@@ -38,7 +38,7 @@ def wait_until_empty(list_processes: Callable[[], Sequence[object]]) -> None:
 
 
 def interrupt_and_check(run: StartedRun, number: signal.Signals) -> int:
-    """Return the step that a signal to the launcher has saved. All processes of the run have ended."""
+    """Send a signal to the launcher; check that all processes end, and return the step that the run saved."""
     children = family(run.process.pid)[1:]
     run.process.send_signal(number)
     output = run.end(130)
@@ -48,11 +48,11 @@ def interrupt_and_check(run: StartedRun, number: signal.Signals) -> int:
     return step
 
 
-def test_interrupts_save_the_step_that_was_trained_last_and_resumes_continue_the_run(
+def test_interrupts_save_the_last_trained_step_and_resumes_continue_the_run(
     tmp_path: Path, start: Start, start_trained: Start
 ) -> None:
-    """Another run is refused meanwhile: its folder is the same."""
-    settings = ("rl.steps=40", "learner.checkpoints.every=1000")  # does not end before the signals
+    """Meanwhile a second run in the same folder is refused."""
+    settings = ("rl.steps=40", "learner.checkpoints.every=1000")  # some steps remain at both signals
     run = start_trained(*settings)
     run.wait_until((tmp_path / "demo" / "data").exists)
     second = start(tmp_path, "--overwrite")
@@ -166,11 +166,11 @@ def test_without_restarts_a_death_ends_the_run_and_is_named(tmp_path: Path, star
 
 @pytest.mark.nightly
 def test_a_run_survives_a_killed_executor(start_trained: Start) -> None:
-    """The executor is killed with all calls of an evaluation in flight, and again with the same calls, which fail.
+    """The executor is killed twice with the same calls of an evaluation in flight; these calls fail.
 
-    The next incarnation answers calls that were in flight at only one kill.
+    The third incarnation answers the calls that were in flight at only one of the kills.
     """
-    settings = "supervision.heartbeat_timeout_s=200"  # longer than the rollout is stopped, also on a busy machine
+    settings = "supervision.heartbeat_timeout_s=200"  # longer than the test stops the rollout
     run = start_trained(settings)
     folder = run.folder
 
@@ -185,7 +185,7 @@ def test_a_run_survives_a_killed_executor(start_trained: Start) -> None:
         run.wait_until(lambda: bool(read_executor_events("executor.joined", incarnation)))
         run.signal("executor-0", signal.SIGSTOP)
 
-    # The rollout, which sends the calls, is stopped until an executor is stopped, so that the executor answers no call.
+    # The rollout sends no calls before the executor is stopped, so that the executor answers no call.
     run.wait_until(lambda: bool(list_process_ids(folder, "rollout-0")))
     run.signal("rollout-0", signal.SIGSTOP)
     stop_when_joined(1)
@@ -198,7 +198,7 @@ def test_a_run_survives_a_killed_executor(start_trained: Start) -> None:
     run.wait_until(lambda: any(entry["sent"] for entry in read_executor_events("calls.rescheduled", 2)))
     run.signal("executor-0", signal.SIGKILL)
     output = finish(run.process)
-    if run.process.returncode:  # no trajectory of the evaluation answered without a call
+    if run.process.returncode:  # all trajectories of the evaluation had calls and failed
         assert "every trajectory of evaluation start_sampled failed" in output
         start_trained(settings, "--resume").succeed()
 

@@ -38,7 +38,7 @@ def read_adapters(folder: RunFolder) -> dict[str, np.ndarray]:
 def test_killed_engines_and_learners_get_the_base_and_the_newest_adapters(
     tmp_path: Path, start: Start, finished: RunFolder
 ) -> None:
-    """Both runs train on the same tokens: their determinism is strict, and their engines have the same bits."""
+    """Strict determinism and bit-identical engine weights make both runs train on the same tokens."""
     settings = (*from_cold_start_of(finished), *SETTINGS)
     undisturbed = start(tmp_path / "merged", *settings)
     undisturbed.succeed()

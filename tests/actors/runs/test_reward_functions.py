@@ -90,7 +90,7 @@ def test_rewards_of_functions_are_logged_trained_on_and_replayed(
 
 
 def read_regraded(folder: RunFolder, *settings: str, exit_code: int = 0) -> dict[str, Any]:
-    result = folder.path.with_name("regraded.json")  # a path outside: other tests compare the files of the run
+    result = folder.path.with_name("regraded.json")  # outside of the run, whose files other tests compare
     flags = [flag for setting in settings for flag in ("--set", setting)]
     asterism_output("log", "regrade", folder.path, *flags, "--json", result, code=exit_code)
     return json.loads(result.read_text())
@@ -102,7 +102,7 @@ def test_stored_trajectories_are_graded_again_without_an_engine(rewards: str, fi
     assert (same["changed"], same["failed"]) == (0, {})
     functions = set_functions(correct="math", length=f"{rewards}:score_length")
     other = read_regraded(finished, *functions)
-    assert other["changed"] == same["trajectories"]  # no response is empty
+    assert other["changed"] == same["trajectories"]  # every response has a length above 0
     assert other["new_reward"] < other["reward"] == same["reward"]
     for change in other["changes"]:
         assert change["new_components"]["correct"] == change["reward"]

@@ -19,7 +19,7 @@ from asterism.engine.learner.batches.batch_journal import BatchJournal
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    """Make a run with three steps, of which two have batches that are in no checkpoint."""
+    """Make a run with three steps; the batches of the steps 2 and 3 are in no checkpoint."""
     folder = RunFolder(tmp_path)
     folder.checkpoints.mkdir()
     journal = BatchJournal(folder.batches)
@@ -83,7 +83,7 @@ def test_duplicate_metrics_are_written_once(folder: RunFolder) -> None:
     assert lines[3:] == [{"kind": "evaluation", "step": 3, "label": "end", "accuracy": 0.5}]
 
 
-def test_health_reports_are_one_line_per_check_and_step_and_a_roll_back_removes_those_of_later_steps(
+def test_health_reports_are_unique_and_a_roll_back_removes_those_of_later_steps(
     folder: RunFolder,
 ) -> None:
     write(folder, *(HealthReported(3, check, "warn", "numbers") for check in ("entropy", "entropy", "mismatch")))
@@ -97,7 +97,7 @@ def test_health_reports_are_one_line_per_check_and_step_and_a_roll_back_removes_
     assert [report["step"] for report in read_metric_lines(folder.path).health] == [1]
 
 
-def test_the_buffers_cursor_is_read_from_the_log_or_resuming_is_refused(folder: RunFolder) -> None:
+def test_a_resume_needs_the_cursor_of_the_buffer_in_the_log(folder: RunFolder) -> None:
     log = folder.events / "head.sqlite"
     assert find_cursor(log, 0) == BufferCursor()
     with pytest.raises(NotResumable, match=r"head\.sqlite: no record of step 2; .* if log\.events is on"):

@@ -1,4 +1,4 @@
-"""Whole runs over real processes: launcher, head, rollout, generator, executor and learner, on the tiny task."""
+"""Whole runs of the tiny task have all real processes: launcher, head, rollout, generator, executor and learner."""
 
 import json
 import shutil
@@ -43,7 +43,7 @@ def test_a_run_writes_its_documented_files(finished_run: tuple[RunFolder, str]) 
     assert "correct answers" in output
 
 
-def test_each_started_trajectory_is_finished_or_failed(finished: RunFolder) -> None:
+def test_each_started_trajectory_finishes_or_fails(finished: RunFolder) -> None:
     summary = json.loads(finished.summary.read_text())
     assert is_conserved(summary)
     assert summary["trajectories_failed"] == 0
@@ -56,7 +56,7 @@ def test_the_phases_of_a_step_add_up(finished: RunFolder) -> None:
         assert step["rollout_s"] + step["train_s"] + step["weights_s"] == pytest.approx(step["step_s"])
 
 
-def test_the_steps_are_updates_on_what_the_generator_produced(finished: RunFolder) -> None:
+def test_the_learner_updates_the_weights_on_generated_tokens(finished: RunFolder) -> None:
     steps = metrics(finished, "step")
     assert [step["step"] for step in steps] == [1, 2, 3]
     assert sum(step["rows"] for step in steps) > 0
@@ -69,7 +69,7 @@ def test_every_generated_token_has_the_version_of_the_previous_step(finished: Ru
         0: {0},
         1: {1},
         2: {2, 3},
-    }  # the last evaluation follows the last step
+    }  # the last evaluation uses version 3
 
 
 def test_no_process_socket_or_shared_memory_is_left(finished: RunFolder) -> None:
@@ -167,7 +167,7 @@ def test_a_run_without_any_result_fails_with_the_first_cause(
 
 
 def test_a_health_check_with_stop_ends_the_run_with_its_message(start_trained: Start) -> None:
-    """Every trajectory reaches the length limit in the first step."""
+    """With a limit of 2 tokens, every trajectory of the first step reaches the length limit."""
     limits = ("health.length_limit=stop", "health.length_limit_share=0.5", "health.length_limit_steps=1")
     run = start_trained(*limits, "dialogue.response_tokens=2", "evaluation.questions=0", "rl.steps=50")
     output = run.end(1)
@@ -175,5 +175,5 @@ def test_a_health_check_with_stop_ends_the_run_with_its_message(start_trained: S
     assert "100% of the trajectories of the last 1 steps reach" in output
     report = next(each for each in metrics(run.folder, "health") if each["check"] == "length_limit")
     assert (report["step"], report["action"]) == (1, "stop")
-    assert len(metrics(run.folder, "step")) < 50  # further steps may end before the processes do
+    assert len(metrics(run.folder, "step")) < 50  # some steps can end before the processes stop
     assert "length_limit" in [each["check"] for each in read_log_entries(run.folder, "health.reported")]

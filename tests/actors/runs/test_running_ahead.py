@@ -1,4 +1,4 @@
-"""Rollouts of these runs are one version ahead: one run carries surplus groups to the next step, one aborts them."""
+"""Rollouts run one version ahead. One run carries surplus groups to the next step; the other run aborts them."""
 
 import json
 
@@ -41,7 +41,7 @@ def test_every_trajectory_ends_once_and_the_run_replays(name: str, request: pyte
 
 
 @both
-def test_a_step_is_collected_while_the_one_before_is_trained(name: str, request: pytest.FixtureRequest) -> None:
+def test_a_step_is_collected_while_the_previous_step_is_trained(name: str, request: pytest.FixtureRequest) -> None:
     folder: RunFolder = request.getfixturevalue(name)
     requests = set(read_messages(folder, "head", StepRequested))
     assert requests == {StepRequested(1, 0), StepRequested(2, 0), StepRequested(3, 1)}
@@ -58,7 +58,7 @@ def test_training_samples_are_at_most_one_version_stale(name: str, request: pyte
 
 
 def test_turns_continue_while_new_weights_are_loaded(carrying: RunFolder) -> None:
-    """Versions never decrease within a trajectory."""
+    """The versions of the tokens never decrease within a trajectory."""
     versions_seen = set[int]()
     for trajectory in read_messages(carrying, "head", TrajectoryFinished):
         versions = np.frombuffer(trajectory.record.versions, np.int32)

@@ -37,12 +37,12 @@ class LaunchRecord(msgspec.Struct):
     """A launch of the run, as its group buffer logged it."""
 
     began: msg.RunStarted
-    started: list[msg.StartGroup] = []  # groups for training
-    ended: list[int] = []  # trajectories, in order of their ends
+    started: list[msg.StartGroup] = []  # started training groups
+    ended: list[int] = []  # trajectory ids, in order of their ends
     collected: list[msg.StepCollected] = []
     batches: list[CompleteBatch] = []
     groups: BatchAssembler = msgspec.field(default_factory=BatchAssembler)
-    ends_before: dict[int, int] = {}  # step -> number of trajectories that had ended when it was collected
+    ends_before: dict[int, int] = {}  # step -> trajectories that had ended when the step was collected
 
     def list_ended_by(self, step: int) -> set[int]:
         """Return the trajectories that had ended when the step was collected."""
@@ -112,7 +112,7 @@ def has_started_work_for(folder: RunFolder, step: int) -> bool:
 def killed(tmp_path_factory: pytest.TempPathFactory, start: Start, finished: RunFolder) -> Killed:
     """Kill the run while the learner trains the second step and rollouts work for the third.
 
-    The learner saves the first step after it has published its weights, so the rollouts may be earlier.
+    The kill also waits for the save of the first step, because the learner publishes weights before it saves them.
     """
     runs = tmp_path_factory.mktemp("killed")
     arguments = (*SETTINGS, *from_cold_start_of(finished))
@@ -139,7 +139,7 @@ def test_each_step_is_trained_once_and_no_trajectory_twice(killed: Killed) -> No
         group.group_id: group for launch_record in (killed.first, killed.second) for group in launch_record.started
     }
     by_step = [{groups[row.group_id].seed for row in batch.samples} for batch in killed.trained]
-    assert max(Counter(chain.from_iterable(by_step)).values()) == 1  # no problem appears twice either
+    assert max(Counter(chain.from_iterable(by_step)).values()) == 1  # no problem is trained twice either
 
 
 def test_only_the_groups_in_flight_are_restarted_before_new_ones(killed: Killed) -> None:

@@ -66,7 +66,7 @@ def list_command_lines() -> Iterator[bytes]:
 
 
 def find_in_files(folder: Path, *secrets: str, readable_by: int) -> set[Path]:
-    """Return the files with one of the secrets and one of these permissions."""
+    """Return the files that contain a secret and have one of the permissions `readable_by`."""
     found = set[Path]()
     for path in (Path(parent, name) for parent, _, names in os.walk(folder) for name in names):
         try:
@@ -94,7 +94,7 @@ def test_secrets_are_in_no_command_line_and_in_no_file_that_others_can_read(
             exposed |= {line for line in list_command_lines() if LITERAL.encode() in line or REFERRED.encode() in line}
             exposed |= find_in_files(folder, LITERAL, REFERRED, readable_by=others)
             num_looks += 1
-            time.sleep(0.2)  # waits for other processes
+            time.sleep(0.2)  # wait for other processes
         output = process.communicate()[0]
     assert num_looks > 5
     assert process.returncode == 1, "a run without any reward must fail"

@@ -1,4 +1,4 @@
-"""`asterism run` with [[stages]] is killed in a stage, resumed, ended early, and trains on unsolved problems."""
+"""A run with [[stages]] survives a kill, ends a stage early by a rule, and trains on unsolved problems."""
 
 import json
 import subprocess
@@ -31,7 +31,7 @@ name = "unsolved"
 problems = "unsolved"
 rl.steps = 2
 """
-EARLY_END = 3  # one step after the rule holds
+EARLY_END = 3  # a stage ends one step after its rule holds
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
@@ -58,7 +58,7 @@ def model(finished: RunFolder) -> Path:
 
 @pytest.fixture(scope="module")
 def staged(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StagesFolder]:
-    """Return a run that was killed in its second stage and then resumed. Its model had a cold start before."""
+    """Return a run that was killed in its second stage and then resumed, from a model with a cold start."""
     folder = tmp_path_factory.mktemp("stages")
     text = (ROOT / "configs" / "tiny.toml").read_text().replace("steps = 60\n", "steps = 2\n")
     (folder / "stages.toml").write_text(text + STAGES)
@@ -96,7 +96,7 @@ def _read_export(folder: RunFolder, step: int) -> dict[str, torch.Tensor]:
     return load_file(path)
 
 
-def test_each_stage_begins_with_the_last_weights_of_the_stage_before(staged: StagesFolder) -> None:
+def test_each_stage_begins_with_the_last_weights_of_the_previous_stage(staged: StagesFolder) -> None:
     first, second, third = list_stages(staged)
     for before, after in ((first, second), (second, third)):
         end, begin = read_weights(before, list_saved_steps(before.checkpoints)[-1]), read_weights(after, 0)
@@ -113,11 +113,11 @@ def test_a_rule_ends_a_stage_and_its_last_step_is_saved(staged: StagesFolder) ->
     assert _read_export(folder, EARLY_END)
     summary = json.loads(folder.summary.read_text())
     assert summary["replay_identical"] is True
-    assert summary["pass1_end"] is not None  # evaluated at its end
+    assert summary["pass1_end"] is not None  # the stage evaluates the model at its end
 
 
-def test_the_last_stage_has_the_unsolved_problems_of_an_independent_count(staged: StagesFolder) -> None:
-    """The count uses the event log instead of the structured logs."""
+def test_the_last_stage_has_the_problems_that_the_event_log_shows_as_unsolved(staged: StagesFolder) -> None:
+    """The run itself counts solved problems from its structured logs."""
     _, before, last = list_stages(staged)
     rewards: defaultdict[int, dict[int, float]] = defaultdict(dict)
     for end in read_messages(before, "head", TrajectoryFinished):
@@ -140,7 +140,7 @@ def test_the_last_stage_has_the_unsolved_problems_of_an_independent_count(staged
 
 def test_the_second_stage_continues_the_order_of_problems(staged: StagesFolder) -> None:
     first, second = ([group.problem for group in list_groups(folder)] for folder in list_stages(staged)[:2])
-    assert not set(first) & set(second[:16])  # 64 problems, 48 in the first stage
+    assert not set(first) & set(second[:16])  # the first stage has 48 of the 64 problems
 
 
 def test_the_report_shows_all_stages(staged: StagesFolder) -> None:
@@ -150,7 +150,7 @@ def test_the_report_shows_all_stages(staged: StagesFolder) -> None:
 
 
 @pytest.mark.nightly
-def test_a_stage_is_repeated_from_the_results_of_the_stage_before(staged: StagesFolder, model: Path) -> None:
+def test_a_stage_is_repeated_from_the_results_of_the_previous_stage(staged: StagesFolder, model: Path) -> None:
     first, second, third = list_stages(staged)
     kept = [(folder.metrics.read_text(), read_weights(folder, 2)) for folder in (first, second)]
     launched = third.launch_counter.stat().st_mtime_ns

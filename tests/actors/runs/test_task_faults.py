@@ -1,6 +1,6 @@
-"""Tasks with failing code: every trajectory ends once, by cause, and no failure becomes a reward.
+"""Tasks have failing code: every trajectory ends once, failures have a cause, and no failure becomes a reward.
 
-The model is untrained. Digits also end its turns, so that the turns of dialogues reach `step`.
+The model is untrained. Digits are additional stop tokens, so that turns of dialogues end and reach `step`.
 """
 
 import json
@@ -140,7 +140,7 @@ def write_run(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Run all tasks of KINDS. Each of their rows is one group."""
+    """Run all tasks of KINDS, with one group per row."""
     runs = tmp_path_factory.mktemp("runs")
     assert "identical" in asterism_output("run", write_run(runs), "--set", f"runs_folder={runs}")
     return RunFolder(runs / "demo")
@@ -157,7 +157,7 @@ def read_ends(folder: RunFolder) -> Iterator[tuple[str, str, TrajectoryFinished 
 
 
 def count_ends(folder: RunFolder, task: str) -> Counter[tuple[str, str]]:
-    """Count ends by kind of the row and cause of the failure; the cause is empty for a trajectory with a reward."""
+    """Count the ends of trajectories by kind of the row and cause of the failure; the cause is "" with a reward."""
     return Counter(
         (kind, end.cause if isinstance(end, TrajectoryFailed) else "")
         for name, kind, end in read_ends(folder)

@@ -78,7 +78,7 @@ async def test_malformed_and_misdirected_frames_are_logged_and_acknowledged(buse
 async def test_the_loop_stops_receiving_when_too_many_events_wait_for_the_log(
     tmp_path: Path, buses: tuple[Bus, Bus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All events arrive together; they are decided and acted on in order, however often the loop waits."""
+    """All events arrive together. Decisions and effects keep their order, however often the loop waits."""
     monkeypatch.setattr(decider_loop, "MAX_PENDING_EFFECTS", 4)
     max_pending = 0
 
@@ -117,7 +117,7 @@ async def test_the_loop_stops_receiving_while_the_log_is_full(
 async def test_a_log_write_error_ends_the_loop_and_no_effect_leaves(tmp_path: Path, buses: tuple[Bus, Bus]) -> None:
     head, peer = buses
     log = EventLog(tmp_path / "head.sqlite")
-    frame = encode(Envelope("peer", "head/echo", LeaseReleased(1 << 63, 1)))  # too large for a column
+    frame = encode(Envelope("peer", "head/echo", LeaseReleased(1 << 63, 1)))  # the id does not fit into the column
     await peer.send_frame("head", frame)
     with pytest.raises(EventLogFailure, match="too large"):
         await DeciderLoop(head, log, {"echo": Echo()}, {}, lambda: 0.0).run()

@@ -74,7 +74,7 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
 
 
 def test_heartbeats_continue_during_recovery(folder: RunFolder) -> None:
-    """The background task starts only after recovery."""
+    """Heartbeats are sent although the decision blocks; the background task starts only after recovery."""
     steps, heartbeats, may_decide = list[str](), list[Heartbeat](), threading.Event()
     may_decide.set()
     asyncio.run(run_incarnation(folder, 1, steps, may_decide))

@@ -1,4 +1,4 @@
-"""Problems come from the log of a rollout process: a long run keeps one per problem, not one per group."""
+"""Problems are read from the log of a rollout process and kept once per problem, not once per group."""
 
 from pathlib import Path
 from typing import NoReturn

@@ -68,7 +68,7 @@ def deciders() -> dict[str, Counting]:
 
 
 async def record(folder: Path) -> list[bytes]:
-    """Record 40 messages and their effects in `head.sqlite`; return the frames that the peer received."""
+    """Record 40 messages and their effects in `head.sqlite`, and return the frames that the peer received."""
     hub = Hub()
     head, peer = hub.join("head", 1000, EPOCH), hub.join("peer", 1000, EPOCH + 7)
     log = EventLog(folder / "head.sqlite")
@@ -103,7 +103,7 @@ def path(recorded: tuple[Path, list[bytes]]) -> Path:
 
 
 def recovered(path: Path, num_events: int) -> tuple[Recovery, dict[str, Counting]]:
-    """Recover from the first events of the log, the last of them undecided."""
+    """Recover from the first `num_events` events of the log; the last one has no decision yet."""
     recovered_deciders = deciders()
     recovery = Recovery("head", EPOCH, recovered_deciders, ("metrics",), window=1000)
     logged = list(read_events(path))[:num_events]
@@ -156,7 +156,7 @@ def test_unread_messages_of_a_process_to_itself_are_in_its_inbox_after_recovery(
 def test_frames_that_waited_for_queue_space_are_kept(
     recorded: tuple[Path, list[bytes]], monkeypatch: pytest.MonkeyPatch, max_pending: int
 ) -> None:
-    """Effects of the last events may be unsent, and a window of frames before them unacknowledged."""
+    """At a kill, frames of the last events can be unsent, and a window of earlier frames unacknowledged."""
     monkeypatch.setattr("asterism.actors.runtime.recovery.MAX_PENDING_EFFECTS", max_pending)
     path, to_peer = recorded
     bulk = [frame for frame in to_peer if isinstance(decode(frame).message, msg.TurnFailed)]
@@ -205,7 +205,7 @@ def test_a_refused_log_is_closed_by_the_thread_that_read_it(path: Path) -> None:
     assert path.resolve() not in still_open
 
 
-def test_a_process_without_events_of_this_epoch_starts_fresh(path: Path, tmp_path: Path) -> None:
+def test_a_process_without_events_of_this_epoch_starts_without_recovery(path: Path, tmp_path: Path) -> None:
     missing = tmp_path / "none.sqlite"
     for log, epoch, is_recovered in ((path, EPOCH, True), (path, 2 * EPOCH, False), (missing, EPOCH, False)):
         recovery = recover(log, "head", epoch, deciders(), ("metrics",), 1000, START_FRAMES)
@@ -220,7 +220,7 @@ def test_recovery_refuses_a_log_with_gaps(path: Path, tmp_path: Path) -> None:
         recover(copy, "head", EPOCH, deciders(), ("metrics",), 1000, START_FRAMES)
 
 
-def test_recovery_refuses_a_message_of_a_process_to_itself_that_it_never_sent(path: Path) -> None:
+def test_recovery_refuses_a_message_that_its_process_never_sent_to_itself(path: Path) -> None:
     frame = encode(msg.Envelope("head/one", "head/two", msg.LeaseReleased(999, 1)))
     logged = [
         (event._replace(frame=frame), decision) if event.sender == "head/one" else (event, decision)

@@ -60,22 +60,22 @@ def choose(folder: RunFolder, run: RunConfig = RUN) -> tuple[int | None, list[st
     return choose_resume_step(folder, run, lines.append), lines
 
 
-def test_with_undamaged_checkpoints_the_newest_step_is_chosen_without_a_printed_line(folder: RunFolder) -> None:
+def test_the_newest_undamaged_checkpoint_is_chosen_without_output(folder: RunFolder) -> None:
     assert choose(folder) == (5, [])
 
 
-def test_a_damaged_newest_checkpoint_is_set_aside_and_the_older_one_used(folder: RunFolder) -> None:
+def test_a_damaged_newest_checkpoint_is_set_aside_and_an_older_one_is_used(folder: RunFolder) -> None:
     path = damage(folder, 5)
     step, (line,) = choose(folder)
     assert step == 3
     assert line.startswith(f"the checkpoint of step 5 is damaged ({path}: damaged")
     assert line.endswith(f"it is set aside as {folder.checkpoints / 'step_000005.damaged'}")
     assert list_saved_steps(folder.checkpoints) == [0, 3]
-    assert len(list_files(folder.checkpoints / "step_000005.damaged")) == 3  # nothing is deleted
+    assert len(list_files(folder.checkpoints / "step_000005.damaged")) == 3  # all files are kept
     assert choose(folder) == (3, [])
 
 
-def test_cursor_and_metrics_follow_the_older_checkpoint(folder: RunFolder) -> None:
+def test_cursor_batches_and_metrics_are_those_of_the_older_checkpoint(folder: RunFolder) -> None:
     BatchJournal(folder.batches).write(6, b"batch")
     damage(folder, 5)
     step, _ = choose(folder)

@@ -46,7 +46,7 @@ def run_with(folder: Path, questions: list[str], limit: int) -> RunConfig:
     )
 
 
-def test_a_prompt_is_the_beginning_of_the_dialogue(tmp_path: Path) -> None:
+def test_a_prompt_has_the_first_tokens_of_the_dialogue(tmp_path: Path) -> None:
     run = run_with(tmp_path, ["1 + 1?"], 10)
     (problem,) = load_problem_sets(run, RunFolder(tmp_path), TOKENIZER).train.problems
     assert bytes_to_ids(problem.prompt_ids) == encode_segments(TOKENIZER, build_prompt_segments("1 + 1?", FORMAT))
@@ -79,7 +79,7 @@ def test_the_rules_have_the_ids_of_all_stop_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("preset", [True, False])
-def test_the_rules_follow_the_preset_of_the_release(tmp_path: Path, preset: bool) -> None:
+def test_the_preset_rstar2_release_changes_the_rules(tmp_path: Path, preset: bool) -> None:
     save_tokenizer(train_tokenizer(["some text"]), tmp_path)
     run = load_run(None, ("name=r", *(["preset=rstar2_release"] if preset else [])))
     rules = build_rules(run, {"": MATH_PYTHON}, load_tokenizer(tmp_path))[""]

@@ -65,7 +65,7 @@ def printed(text: str) -> msg.CodeOk:
 
 
 async def begin(server: Server, client: SandboxClient) -> asyncio.Task[CodeResult]:
-    """Start a call, which the server has received."""
+    """Start a call, and wait until the server has received the call."""
     running = asyncio.create_task(client.run(call(7, 0)))
     await server.receive()
     return running

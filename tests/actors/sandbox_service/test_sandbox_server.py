@@ -36,7 +36,7 @@ HONEST = "client-1"
 
 
 class BrittleSandbox:
-    """A sandbox that answers a call with the number of cells of its notebook; raises for code that is no number."""
+    """A sandbox that answers calls with the number of cells of the notebook, and raises if code is not a number."""
 
     def __init__(self) -> None:
         self.notebooks: dict[int, int] = {}
@@ -202,7 +202,7 @@ async def test_the_cells_that_the_server_keeps_for_a_client_are_bounded(monkeypa
     large = (cell(1, 0, "3"), cell(1, 1, "x" * (400 << 10)), cell(1, 2, "x" * (400 << 10)))
     async with serving() as served:
         client, other = served.connect(HONEST), served.connect("client-2")
-        for trajectory_id in (1, 1, 1, 2, 3):  # a second restore replaces the first; the restores of 2 and 3 do not fit
+        for trajectory_id in (1, 1, 1, 2, 3):  # each restore of 1 replaces the previous one; 2 and 3 do not fit
             await client.send(SERVED_ADDRESS, msg.SessionRestored(trajectory_id, large))
         assert await count_cells(client, 1) == "4"
         for trajectory_id in (2, 3):

@@ -1,4 +1,4 @@
-"""Tests read the local stores of TensorBoard, W&B, MLflow and Trackio, with the packages' own readers if possible."""
+"""Read the local stores of TensorBoard, W&B, MLflow and Trackio, if possible with the readers of the packages."""
 
 import json
 import sqlite3
@@ -15,9 +15,9 @@ FULL, FIRST, LAST = 1, 2, 4
 
 
 class Stored(NamedTuple):
-    """Values of a run in a backend, in the order of their writes, by name and step."""
+    """The values of a run in a backend, by name and step, in the order in which they were written."""
 
-    runs: set[str]  # identities of the runs of the project
+    runs: set[str]  # ids of the runs of the project
     values: dict[tuple[str, int], list[float]]
     settings: dict[str, str]  # some of the run's settings
 
@@ -84,7 +84,7 @@ def _read_blocks(content: bytes) -> Iterator[bytes]:
 
 
 def _mlflow(folder: RunFolder) -> Stored:
-    """Read by SQL: the package takes seconds to import."""
+    """Read the store by SQL, because the package takes seconds to import."""
     with sqlite3.connect(folder.path / "mlflow.db") as database:
         rows = database.execute("SELECT key, step, value FROM metrics ORDER BY timestamp").fetchall()
         tags = database.execute("SELECT value FROM tags WHERE key = 'asterism.run_id'").fetchall()
@@ -110,7 +110,7 @@ def _trackio(folder: RunFolder) -> Stored:
 
 
 def _flatten(config: dict[str, object]) -> dict[str, str]:
-    """Flatten one level of tables."""
+    """Flatten tables of one level: {table: {key: value}} becomes {"table.key": value}."""
     tables = {key: value for key, value in config.items() if isinstance(value, dict)}
     return {f"{table}.{key}": str(value) for table, values in tables.items() for key, value in values.items()}
 

@@ -1,4 +1,4 @@
-"""`python -m tests.actors.sinks.file_sink NAME FOLDER BEHAVIOUR [--follow]` is a process of a sink that writes a file.
+"""`python -m tests.actors.sinks.file_sink NAME FOLDER BEHAVIOUR [--follow]` runs a sink that writes a file.
 
 It appends the number of each record to FOLDER/NAME.out. BEHAVIOUR: "works"; "hangs" or "fails" in the first write; or
 "ends" without delivery.

@@ -1,4 +1,4 @@
-"""Each backend receives the lines of metrics.jsonl: from processes that deliver recorded lines, and during a run."""
+"""Each backend receives the lines of metrics.jsonl, both recorded lines and those of a live run."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def check_last_values(stored: Stored, folder: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("name", SINKS)
-def test_a_backend_continues_its_run_after_steps_are_repeated(name: str, tmp_path: Path) -> None:
+def test_a_backend_continues_its_run_after_repeated_steps(name: str, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     write_resolved(RunConfig(name="demo", metrics=MetricsConfig(wandb_mode="offline")), folder.config)
     write_lines(folder, *RECORDED)
@@ -94,7 +94,7 @@ def silent_server() -> Iterator[str]:
 def test_every_backend_has_the_metrics_of_a_run_that_was_killed_and_resumed(
     tmp_path: Path, start: Start, silent_server: str
 ) -> None:
-    """Before the kill MLflow's server does not answer, which affects neither the run nor the other backends."""
+    """Before the kill, MLflow's server does not answer. This delays neither the run nor the other backends."""
     settings = (f"metrics.sinks={json.dumps(SINKS)}", "metrics.wandb_mode=offline")
     first = start(tmp_path, *settings, f"metrics.mlflow_uri={silent_server}")
     folder = first.folder
@@ -115,7 +115,7 @@ def test_every_backend_has_the_metrics_of_a_run_that_was_killed_and_resumed(
         assert count_undelivered(folder, name)[0] == 0
 
 
-def test_a_sink_without_its_package_is_refused_before_the_run_with_the_name_of_the_extra(tmp_path: Path) -> None:
+def test_a_sink_without_its_package_is_refused_with_the_name_of_the_extra(tmp_path: Path) -> None:
     hide = "import sys; sys.modules['wandb'] = None; from asterism.actors.cli.main import main; main()"
     settings = ("--set", f"runs_folder={tmp_path}", "--set", 'metrics.sinks=["wandb"]')
     command = [sys.executable, "-c", hide, "run", "configs/tiny.toml", *settings]

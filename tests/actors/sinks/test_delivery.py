@@ -1,4 +1,4 @@
-"""Delivery to one sink: order, kills, outages, and lines that a resumed run repeats."""
+"""Delivery to one sink keeps the order of records despite kills, outages, and steps that a resumed run repeats."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def deliver_all(folder: RunFolder, sink: FileSink | None = None) -> list[str]:
-    """Deliver all lines, and return the content of the sink's file."""
+    """Deliver all lines, and return the lines of the sink's file."""
     output = folder.path / "out"
     used = sink or FileSink(output)
     deliver(folder, "wandb", lambda: used, lambda: True)
@@ -58,7 +58,7 @@ def test_each_record_is_delivered_once_over_several_processes(folder: RunFolder)
     assert count_undelivered(folder, "wandb") == (0, 3)
 
 
-def test_lines_that_the_run_writes_meanwhile_are_delivered_in_order(folder: RunFolder) -> None:
+def test_lines_written_during_the_delivery_are_delivered_in_order(folder: RunFolder) -> None:
     written = [step(1)]
     write_lines(folder, *written)
 
@@ -94,7 +94,7 @@ def test_records_that_a_failing_sink_has_not_accepted_are_delivered_later(folder
     assert numbers == [*range(MAX_BATCH + 5), *range(MAX_BATCH, total)]
 
 
-def test_a_sink_that_confirms_when_it_closes_receives_all_records_since_its_last_close_again(folder: RunFolder) -> None:
+def test_a_sink_that_confirms_only_at_its_close_gets_unconfirmed_records_again(folder: RunFolder) -> None:
     write_lines(folder, step(1))
     deliver_all(folder, UnreliableSink(folder.path / "out", fails_at=99, is_durable=False))
     write_lines(folder, step(1), step(2), step(3), step(4))
@@ -105,7 +105,7 @@ def test_a_sink_that_confirms_when_it_closes_receives_all_records_since_its_last
 
 
 @pytest.mark.parametrize("kept_bytes", [-1, -20])
-def test_an_incomplete_entry_of_the_ledger_repeats_its_record(folder: RunFolder, kept_bytes: int) -> None:
+def test_the_record_of_an_incomplete_ledger_entry_is_repeated(folder: RunFolder, kept_bytes: int) -> None:
     write_lines(folder, step(1), step(2))
     deliver_all(folder)
     ledger = get_ledger_path(folder, "wandb")
@@ -115,9 +115,9 @@ def test_an_incomplete_entry_of_the_ledger_repeats_its_record(folder: RunFolder,
     assert count_undelivered(folder, "wandb") == (0, 2)
 
 
-def test_an_entry_that_a_full_disk_truncates_is_an_error_and_its_record_is_repeated(folder: RunFolder) -> None:
+def test_a_full_disk_is_an_error_and_the_next_delivery_repeats_the_record(folder: RunFolder) -> None:
     write_lines(folder, step(1), step(2))
-    # The first entry has 53 bytes.
+    # The first ledger entry has 53 bytes.
     with limiting_file_size(70), pytest.raises(OSError, match=r"No space left on device: .*wandb\.jsonl"):
         deliver_all(folder)
     assert deliver_all(folder) == ["0", "1", "closed"]
@@ -148,7 +148,7 @@ def test_a_resumed_run_replaces_the_records_of_the_steps_that_it_repeats(folder:
     with pytest.raises(ConnectionError), pytest.MonkeyPatch.context() as patch:
         patch.setattr(FileSink, "replace_from", raise_connection_error)
         deliver_all(folder)
-    # The health report is equal to the old one, which TensorBoard drops with step 3.
+    # The health report is sent again although it is unchanged, because TensorBoard drops it with step 3.
     assert deliver_all(folder)[7:] == ["from 2", "6", "7", "8", "closed"]
     assert deliver_all(folder)[12:] == ["closed"]
 

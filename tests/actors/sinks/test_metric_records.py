@@ -49,8 +49,8 @@ def test_a_name_has_only_characters_that_every_backend_accepts(key: str) -> None
     assert re.fullmatch(r"[\w.-]+", clean_name(key), re.ASCII)
 
 
-def test_no_name_is_the_path_of_a_folder_of_another_name() -> None:
-    """MLflow's file store keeps a metric in a file with its name."""
+def test_no_name_is_a_folder_in_the_path_of_another_name() -> None:
+    """MLflow's file store keeps each metric in a file; the path is the name of the metric."""
     assert clean_name("reward: format") == "reward-format"
 
 

@@ -61,7 +61,7 @@ class SinksOfRun:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     monkeypatch.setattr(metric_sinks, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(metric_sinks, "QUIET_S", 60.0)  # a busy machine starts a process late
+    monkeypatch.setattr(metric_sinks, "QUIET_S", 60.0)  # on a busy machine a process starts late
     folder = RunFolder(tmp_path)
     for path in (folder.logs, folder.sinks):
         path.mkdir()
@@ -79,7 +79,7 @@ async def test_the_records_are_delivered_during_the_run_and_at_its_end(folder: R
     assert run.printed == []
 
 
-async def test_a_hanging_sink_is_killed_at_the_end_and_reported_with_the_number_of_its_records(
+async def test_a_hanging_sink_is_killed_at_the_end_and_reported_with_its_undelivered_records(
     folder: RunFolder,
 ) -> None:
     run = SinksOfRun(folder, {"wandb": "hangs", "tensorboard": "works"}, flush_s=0.2)
@@ -125,7 +125,7 @@ async def test_a_killed_sink_continues_after_the_records_that_it_has_delivered(f
     assert [entry["exit_code"] for entry in logged if entry["event"] == "sink.died"] == [-signal.SIGKILL]
 
 
-async def test_a_process_that_ends_before_it_can_handle_the_end_of_the_run_is_followed_by_another(
+async def test_a_second_process_delivers_if_the_run_ends_before_the_first_is_ready(
     folder: RunFolder,
 ) -> None:
     run = SinksOfRun(folder, {"tensorboard": "works"})
@@ -144,7 +144,7 @@ async def test_a_damaged_ledger_does_not_fail_the_run(folder: RunFolder) -> None
     run.sinks.start()
     finishing = asyncio.create_task(run.sinks.finish())
     await run.wait_for_output("tensorboard", "closed")
-    run.behaviours["wandb"] = "ends"  # until now each process of this sink ends with the error of the ledger
+    run.behaviours["wandb"] = "ends"  # all processes of this sink fail because of the ledger
     await finishing
     assert "wandb.jsonl: damaged" in run.printed[-1]
     assert run.read_output("tensorboard")[-1] == "closed"

@@ -1,4 +1,4 @@
-"""The structured logs of a run show the solved problems; data are written without them."""
+"""Solved problems are read from the structured logs of a run, and data are written without these problems."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def write_logs(folder: RunFolder, groups: list[tuple[int, str, list[float | None]]], size: int = 2) -> None:
-    """Write logs. `groups` have id, problem and the rewards of ended rollouts; None for a failed one."""
+    """Write logs. Each group has an id, a problem, and the rewards of ended rollouts: None for a failed rollout."""
     starts = [_start(group_id, problem, size) for group_id, problem, _ in groups]
     ends = [
         _end(group_id, 10 * group_id + place, reward)
@@ -63,10 +63,10 @@ def test_a_problem_is_solved_if_all_rollouts_of_its_last_group_are_successes(fol
         [
             (1, "train.jsonl:1", [1.0, 1.0]),
             (2, "train.jsonl:2", [1.0, 0.0]),
-            (3, "train.jsonl:3", [1.0, None]),  # a failure is no success
-            (4, "train.jsonl:4", [1.0]),  # the step ended without the other rollout
+            (3, "train.jsonl:3", [1.0, None]),  # a failed rollout is not a success
+            (4, "train.jsonl:4", [1.0]),  # the step ended before the second rollout
             (5, "train.jsonl:5", [0.0, 0.0]),
-            (6, "train.jsonl:5", [1.0, 1.0]),  # the last group counts
+            (6, "train.jsonl:5", [1.0, 1.0]),  # the last group decides
             (7, "train.jsonl:1", [1.0, 1.0]),
             (8, "train.jsonl:6", [1.0, 1.0]),
             (9, "train.jsonl:6", [0.0, 1.0]),

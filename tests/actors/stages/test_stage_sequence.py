@@ -1,4 +1,4 @@
-"""Stages run in order by the flags of `asterism run`; these runs only write the files of a finished run."""
+"""Stages run in order, as the flags of `asterism run` demand; these stages only write files of a finished run."""
 
 import json
 import shutil
@@ -37,11 +37,11 @@ problems = "unsolved"
 rl.steps = 2
 """
 NEW_RUN = StageSelection()
-POSITION = 96  # position in the data after the last step
+POSITION = 96  # position in the training data after the last step
 
 
 class Runs:
-    """A runner of stages: `ending` is the exit code by name of the stage, 0 by default."""
+    """A runner of stages. `endings` has exit codes by name of the stage; the default is 0."""
 
     def __init__(self, folder: Path) -> None:
         self.config = folder / "run.toml"
@@ -58,7 +58,7 @@ class Runs:
         return StageSequence(stages, selection, self.printed.append).run(self._run_stage)
 
     def refuse(self, selection: StageSelection = NEW_RUN, *overrides: str) -> str:
-        """Return the error of a run, which must be refused."""
+        """Return the error of a run that must be refused."""
         with pytest.raises(UnusableInput) as refused:
             self.run(selection, *overrides)
         return str(refused.value)
@@ -83,7 +83,7 @@ class Runs:
         return 0
 
     def _write_end(self, folder: RunFolder, run: RunConfig) -> None:
-        """Write a checkpoint, the cursor of the last step, and logs of one solved problem."""
+        """Write a checkpoint, the data cursor of the last step, and logs with one solved problem."""
         self._write_checkpoint(folder, run.rl.steps)
         log = EventLog(folder.events / "head.sqlite")
         collected = StepCollected(run.rl.steps, 1, StepCounts(), {}, BufferCursor(POSITION))
@@ -108,7 +108,7 @@ def runs(tmp_path: Path) -> Runs:
     return Runs(tmp_path)
 
 
-def test_each_stage_continues_the_stage_before(runs: Runs) -> None:
+def test_each_stage_continues_the_previous_stage(runs: Runs) -> None:
     assert runs.run() == 0
     assert runs.started == [("1_short", False), ("2_longer", False), ("3_hard", False)]
     short, longer, hard = (runs.configurations[name] for name in ("1_short", "2_longer", "3_hard"))
@@ -152,7 +152,7 @@ TASKS_OF_A_STAGE = CONFIG.replace('optimizer = "reset"', 'tasks = [{ name = "sql
         (f"log.events = false\nlog.verify = false\n{CONFIG}", r"longer: .*set log\.events = true, or problem_order"),
     ],
 )
-def test_a_stage_that_could_not_continue_the_stage_before_is_refused_before_any_stage_trains(
+def test_a_stage_that_cannot_continue_the_previous_stage_is_refused_before_training(
     runs: Runs, config: str, message: str
 ) -> None:
     runs.config.write_text(config)
@@ -207,7 +207,7 @@ def test_a_resume_keeps_the_names_and_numbers_of_begun_stages(runs: Runs) -> Non
 @pytest.mark.parametrize(
     "change", ["stages.longer.optimizer=keep", "stages.longer.problem_order=restart", "stages.hard.problems=all"]
 )
-def test_a_finished_stage_with_other_values_of_its_keys_is_refused(runs: Runs, change: str) -> None:
+def test_changed_stage_keys_of_a_finished_stage_are_refused(runs: Runs, change: str) -> None:
     runs.run()
     assert "finished with another configuration" in runs.refuse(StageSelection(resume=True), change)
 
@@ -218,7 +218,7 @@ def test_a_finished_stage_with_another_configuration_is_refused(runs: Runs) -> N
         runs.run(StageSelection(resume=True), "stages.longer.rl.steps=7")
 
 
-def test_from_stage_repeats_this_stage_and_the_later_ones(runs: Runs) -> None:
+def test_from_stage_repeats_the_named_stage_and_all_later_stages(runs: Runs) -> None:
     runs.run()
     assert "2_longer: this stage exists; --resume continues" in runs.refuse(StageSelection(first="longer"))
     assert runs.run(StageSelection(first="longer", overwrite=True), "stages.longer.rl.steps=7") == 0
@@ -226,7 +226,7 @@ def test_from_stage_repeats_this_stage_and_the_later_ones(runs: Runs) -> None:
     assert runs.configurations["3_hard"].learner.resume_from.endswith("2_longer/checkpoints/step_000007")
 
 
-def test_from_stage_needs_the_stages_before(runs: Runs) -> None:
+def test_from_stage_needs_the_earlier_stages_to_be_finished(runs: Runs) -> None:
     assert "stage short before it is not finished" in runs.refuse(StageSelection(first="longer"))
     assert "--from-stage x: no such stage; known are: short, longer, hard" in runs.refuse(StageSelection(first="x"))
 

@@ -1,4 +1,4 @@
-"""Chat sessions with a scripted engine and sandbox run without processes."""
+"""Run chat sessions with a scripted engine and a scripted sandbox, without processes."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ SAMPLING = Sampling(temperature=0.5, top_p=0.9, top_k=3)
 
 
 class ScriptedLines:
-    """A replacement of `input`: returns lines, then the end of the input. Keeps the prompts."""
+    """A replacement of `input` that returns lines, then raises EOFError; it records the prompts."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self._lines = list(lines)
@@ -38,7 +38,7 @@ class ScriptedLines:
 
 
 class ScriptedEngine:
-    """An engine that generates given texts and keeps the requests."""
+    """An engine that generates the given texts and records the requests."""
 
     def __init__(self, texts: Sequence[str], tokenizer: TextTokenizer = TOKENIZER) -> None:
         self._texts, self._tokenizer = list(texts), tokenizer
@@ -82,7 +82,7 @@ class ScriptedSandbox:
         self.calls: list[CodeRequested] = []
         self.endless_call_began = asyncio.Event()
         self.ended: list[int] = []
-        self.restored: list[str] = []  # code of restored cells
+        self.restored: list[str] = []  # code of the cells that were restored
         self.num_cancelled = 0
 
     async def run(self, call: CodeRequested) -> CodeResult:
@@ -166,5 +166,5 @@ class ScriptedChat:
         )
 
     def read_prompt(self, number: int) -> str:
-        """Return the text of the prompt in the engine's request `number`."""
+        """Return the prompt text of the engine's request with this number."""
         return TOKENIZER.decode(self.engine.requests[number].token_ids.tolist())

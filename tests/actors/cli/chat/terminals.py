@@ -1,4 +1,4 @@
-"""A command runs in a pseudo-terminal: a test types, and waits for the output."""
+"""A command runs in a pseudo-terminal, in which a test types input and waits for output."""
 
 import os
 import pty
@@ -22,7 +22,7 @@ class Terminal:
     def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
         self.process, self._descriptor = process, descriptor
         self.output = ""  # complete output, without styles
-        self._seen = 0  # number of characters before the end of the last awaited text
+        self._seen = 0  # length of the output up to the end of the last awaited text
 
     def type(self, text: str) -> None:
         os.write(self._descriptor, text.encode())
@@ -33,7 +33,7 @@ class Terminal:
         return self.wait_for(awaited)
 
     def wait_for(self, text: str) -> str:
-        """Return the output since the last awaited text, up to the end of this one."""
+        """Return the output after the last awaited text, up to the end of `text`."""
         deadline = time.monotonic() + PATIENCE_S
         while (found := self.output.find(text, self._seen)) < 0:
             assert time.monotonic() < deadline, f"no {text!r} in {self.output[self._seen :]!r}"
@@ -50,18 +50,18 @@ class Terminal:
         self.type(CTRL_C)
 
     def wait_for_end(self) -> int:
-        """Return the exit code."""
+        """Wait until the command exits, and return its exit code."""
         while self._read():
             pass
         return self.process.wait(PATIENCE_S)
 
     def _read(self) -> bool:
-        """Return False at the end of the output."""
+        """Append new output to `output`; return False at the end of the output."""
         if not select.select([self._descriptor], [], [], PATIENCE_S)[0]:
             raise AssertionError(f"no output for {PATIENCE_S} s after {self.output!r}")
         try:
             content = os.read(self._descriptor, 65_536)
-        except OSError:  # the other end is closed
+        except OSError:  # the command has closed the terminal
             return False
         self.output += _STYLES.sub("", content.decode(errors="replace").replace("\r\n", "\n"))
         return bool(content)
@@ -69,7 +69,7 @@ class Terminal:
 
 @contextmanager
 def in_terminal(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Iterator[Terminal]:
-    """Start the command as the leader of a session with the terminal; kill it at the end if it still runs."""
+    """Start the command in a new terminal session; kill the command at the end if it still runs."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         command,
@@ -79,7 +79,7 @@ def in_terminal(command: Sequence[str], folder: Path, environment: Mapping[str, 
         cwd=folder,
         env={**os.environ, "TERM": "dumb", **environment},
         start_new_session=True,
-        preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # opening it makes it the controlling terminal
+        preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # make this the controlling terminal
     )
     os.close(theirs)
     try:

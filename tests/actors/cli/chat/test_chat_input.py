@@ -13,7 +13,7 @@ from tests.fakes import END, TOKENIZER
 
 
 def read_messages(*lines: str) -> tuple[list[str], list[str]]:
-    """Return the messages, and the prompts of all lines."""
+    """Return the messages, and the prompt of each line."""
     scripted = ScriptedLines(lines)
     reader = MessageReader(scripted, is_interactive=True)
     return list(iter(reader.read, None)), scripted.prompts

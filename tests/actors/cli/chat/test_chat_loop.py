@@ -1,4 +1,4 @@
-"""A chat loop handles a user's messages and commands, with a session that only keeps the texts."""
+"""A chat loop handles a user's messages and commands, with a session that only records the messages."""
 
 import io
 import sys
@@ -50,7 +50,7 @@ def converse(*lines: str) -> tuple[list[str], str]:
     return session.texts, shown.getvalue()
 
 
-def test_only_one_line_is_a_command() -> None:
+def test_a_message_of_several_lines_is_not_a_command() -> None:
     texts, shown = converse("/nothing", '"""/etc/hosts has:', 'x"""', "/data/a.csv\\", "is a file", " /usr")
     assert texts == ["/etc/hosts has:\nx", "/data/a.csv\nis a file", "/usr"]
     assert shown.count("unknown command") == 1
@@ -58,7 +58,7 @@ def test_only_one_line_is_a_command() -> None:
 
 
 def test_a_prompt_may_contain_invalid_utf_8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The text is read before the model is loaded."""
+    """The chat reads the prompt before it loads the model."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8"))
     options: Any = None
     for prompt in ("caf\udce9", "-"):

@@ -26,7 +26,7 @@ def call(code: str, tool: str = "jupyter_code") -> str:
     return f"{THOUGHT}<tool_call>\n{json.dumps({'name': tool, 'arguments': {'code': code}})}\n</tool_call>"
 
 
-async def test_a_conversation_has_the_token_ids_that_a_cold_start_gives_its_transcript(tmp_path: Path) -> None:
+async def test_a_cold_start_on_the_transcript_has_the_same_token_ids(tmp_path: Path) -> None:
     chat = ScriptedChat(call("1"), ANSWER, call("2"), call("3"), ANSWER)
     assert (await chat.session.answer("one"))[:2] == ("answered", 2)
     assert (await chat.session.answer("two")).turns == 3
@@ -54,7 +54,7 @@ async def test_calls_and_results_are_shown_as_the_model_reads_them() -> None:
 
 
 @pytest.mark.parametrize("others", [(), tuple(TOKENIZER.encode("Z", trusted=True))], ids=["", "another-stop-token"])
-async def test_an_interrupted_answer_keeps_its_tokens_and_ends_as_in_a_cold_start(others: tuple[int, ...]) -> None:
+async def test_an_interrupted_answer_keeps_its_tokens_and_gets_an_end_token(others: tuple[int, ...]) -> None:
     chat = ScriptedChat("I count: 1 2 3...", ANSWER, stop_token_ids=(*others, END))
     answering = asyncio.ensure_future(chat.session.answer("count"))
     await chat.engine.endless_turn_began.wait()
@@ -87,7 +87,7 @@ async def test_an_interrupt_between_a_turn_and_its_call_stops_the_call(monkeypat
     assert "KeyboardInterrupt: interrupted by the user" in chat.read_prompt(1)
 
 
-async def test_the_limits_start_again_after_each_message() -> None:
+async def test_each_message_resets_the_limits() -> None:
     chat = ScriptedChat(call("1"), call("2"), call("3"), call("4"), "1" * 5000, ANSWER, max_turns=2)
     assert [(await chat.session.answer(text)).ending for text in ("a", "b", "c", "d")] == [
         *("turns", "turns", "length", "answered")
@@ -106,7 +106,7 @@ async def test_a_full_context_ends_an_answer_and_refuses_the_next_message() -> N
     assert [message["role"] for message in chat.session.messages] == ["user", "assistant"]
 
 
-async def test_a_failure_is_retried_once_and_leaves_the_conversation_as_it_was() -> None:
+async def test_a_failure_is_retried_once_and_does_not_change_the_conversation() -> None:
     chat = ScriptedChat(ANSWER, BROKEN, ANSWER, call(BROKEN), ANSWER, BROKEN, BROKEN, ANSWER)
     assert (await chat.session.answer("a")).ending == "answered"
     assert (await chat.session.answer("b")).ending == "answered"
@@ -122,7 +122,7 @@ async def test_a_failure_is_retried_once_and_leaves_the_conversation_as_it_was()
     assert "user\ne<|im_end|>" in chat.read_prompt(-1)
 
 
-async def test_a_failed_answer_leaves_the_notebook_as_it_was() -> None:
+async def test_a_failed_answer_does_not_change_the_notebook() -> None:
     chat = ScriptedChat(call("1"), BROKEN, BROKEN, call("2"), ANSWER, call("3"), BROKEN, BROKEN)
     await chat.session.answer("a")
     assert (chat.sandbox.ended, chat.sandbox.restored) == ([0], [])
@@ -145,7 +145,7 @@ async def test_an_error_of_the_view_stops_the_engine(monkeypatch: pytest.MonkeyP
     assert turn.cancelled()
 
 
-async def test_a_reset_starts_another_conversation_with_other_random_draws() -> None:
+async def test_a_reset_starts_a_conversation_with_another_seed() -> None:
     chat = ScriptedChat(ANSWER, ANSWER)
     await chat.session.answer("a")
     await chat.session.reset()
@@ -191,7 +191,7 @@ async def test_a_dialogue_answers_each_turn_as_the_user() -> None:
     assert chat.view.text.startswith("[environment] Guess.\n<reason>1\n[user] Higher.\n")
 
 
-async def test_the_model_reads_an_error_of_a_tool() -> None:
+async def test_the_error_of_a_tool_is_part_of_the_dialogue() -> None:
     dialogue = build_dialogue_format(DialogueConfig(tools=()), TaskDescription("tools", (ADD,)))
     add = f'{THOUGHT}<tool_call>{{"name": "add", "arguments": {{"amount": 3}}}}</tool_call>'
     chat = ScriptedChat(add, ANSWER, outcomes={"add": EnvironmentRaised("ValueError: no")}, dialogue=dialogue)
@@ -199,7 +199,7 @@ async def test_the_model_reads_an_error_of_a_tool() -> None:
     assert "[add] Tool call failure\nValueError: no\n" in chat.view.text
 
 
-async def test_an_interrupt_while_an_environment_opens_leaves_the_conversation_as_it_was() -> None:
+async def test_an_interrupt_while_an_environment_opens_does_not_change_the_conversation() -> None:
     dialogue = build_dialogue_format(DialogueConfig(tools=()), TaskDescription("environment", (ADD,)))
     chat = ScriptedChat(ANSWER, outcomes={"": None}, row=ROW, kind="environment", dialogue=dialogue)
     answering = asyncio.ensure_future(chat.session.answer("Go."))

@@ -101,20 +101,20 @@ async def test_a_task_of_the_user_answers_calls_in_its_host_process(folder: Path
         ({"config": None, "task": "", "tokenizer": None}, "add --tokenizer FOLDER, or --config FILE"),
     ],
 )
-def test_missing_parts_are_named(changes: dict[str, Any], message: str, folder: Path) -> None:
+def test_a_missing_task_or_tokenizer_is_named(changes: dict[str, Any], message: str, folder: Path) -> None:
     with pytest.raises(UnusableInput, match=message):
         load(folder, **changes)
 
 
 @pytest.mark.slow
-def test_a_row_that_is_missing_is_named(folder: Path) -> None:
+def test_a_missing_row_is_named(folder: Path) -> None:
     with pytest.raises(UnusableInput, match=r"--row 2: .*targets.jsonl has fewer rows"):
         load(folder, row=2)
 
 
 @pytest.mark.slow
-def test_a_run_and_a_chat_count_the_same_rows(folder: Path) -> None:
-    """Both leave out the unusable rows."""
+def test_a_run_and_a_chat_number_rows_alike(folder: Path) -> None:
+    """Runs and chats do not count unusable rows."""
     path = folder / "targets.jsonl"
     path.write_text("{\n" + path.read_text())
     row = load(folder, row=1).row

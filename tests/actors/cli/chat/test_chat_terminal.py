@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def chatting(run: RunFolder, *arguments: str) -> AbstractContextManager[Terminal]:
-    """Start a chat in the folder that has runs/."""
+    """Start a chat in the folder that contains runs/."""
     return in_terminal([*ASTERISM, "chat", *arguments], run.path.parent.parent, ENVIRONMENT)
 
 
@@ -123,14 +123,14 @@ def asterism_chat(run: RunFolder, *arguments: str, typed: str = "") -> subproces
     return subprocess.run(command, cwd=folder, env=environment, input=typed, capture_output=True, text=True)
 
 
-def test_a_prompt_is_answered_once(run: RunFolder) -> None:
+def test_a_chat_with_a_prompt_answers_it_and_exits(run: RunFolder) -> None:
     found = asterism_chat(run, "learned", "--prompt", "-", typed="What is 6 * 7?\n")
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout.endswith("<answer>\\boxed{42}</answer>\n(answered; 2 turns, 33 tokens)\n")
 
 
 def test_a_chat_without_a_reader_closes_engine_and_sandbox(run: RunFolder) -> None:
-    """The reader ends during the answer."""
+    """The reader of the output closes its pipe during the answer."""
     command = [*ASTERISM, "chat", str(run.path), "--prompt", "Count.", "--max-tokens", "16000"]
     environment = {**os.environ, **ENVIRONMENT}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -1,4 +1,4 @@
-"""A transcript has a row for each conversation, which grows with it."""
+"""A transcript has one row per conversation; the row grows with the conversation."""
 
 import json
 import resource
@@ -22,7 +22,7 @@ def test_a_row_ends_with_the_assistant_and_names_its_task() -> None:
 
 
 @pytest.mark.parametrize("ending", ["", "\n"])
-def test_new_rows_follow_the_rows_of_the_file_and_grow(ending: str, tmp_path: Path) -> None:
+def test_new_rows_are_appended_to_the_file_and_grow(ending: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"kept": 1}' + ending)
     file = TranscriptFile(path, "--transcript")
@@ -49,7 +49,7 @@ def test_two_chats_do_not_write_the_same_file(tmp_path: Path) -> None:
     TranscriptFile(path, "/save").close()
 
 
-def test_a_row_that_does_not_fit_on_the_disk_leaves_the_former_row(tmp_path: Path) -> None:
+def test_a_row_that_does_not_fit_on_the_disk_does_not_replace_the_former_row(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     file = TranscriptFile(path, "--transcript")
     file.save({"messages": ["row"]})

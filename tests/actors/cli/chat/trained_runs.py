@@ -1,4 +1,4 @@
-"""This run folder has a tiny model that was trained on a few dialogues until its greedy answers are known."""
+"""Make a run folder with a tiny model, trained on a few dialogues until it repeats their answers."""
 
 import json
 from collections.abc import Sequence
@@ -95,7 +95,7 @@ def make_trained_run(folder: RunFolder, dialogues: Sequence[Sequence[dict[str, A
 
 
 def learn(model: CausalLM, sequences: Sequence[list[int]]) -> None:
-    """Train on all tokens of the sequences, except the end of the longest one, so that it never ends."""
+    """Train on all tokens except the end of the longest sequence, so that the answer in this sequence never ends."""
     longest = max(map(len, sequences))
     ids = torch.tensor([[*sequence, *[-1] * (longest - len(sequence))] for sequence in sequences])
     ids[ids.ne(-1).sum(1).argmax(), -2:] = -1

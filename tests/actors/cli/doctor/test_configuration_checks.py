@@ -51,7 +51,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def port() -> int:
-    """Return a free port with a free tenth port after it."""
+    """Return a free port; the port 10 higher is free too."""
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))
@@ -78,7 +78,7 @@ def statuses(findings: dict[str, DoctorFinding]) -> dict[str, str]:
 
 
 def find_unusable(name: str, *settings: object) -> str:
-    """Return the detail of a finding that must prevent the start of a run."""
+    """Return the detail of a finding that must have the status "unusable"."""
     findings = found(*settings)
     assert statuses(findings)[name] == "unusable"
     return findings[name].detail
@@ -177,12 +177,12 @@ class TestExternalServers:
             f"model.checkpoint = {checkpoint}",
         ]
 
-    def test_another_kind_of_server_is_reported_by_index(self) -> None:
+    def test_an_unknown_kind_of_server_is_reported_by_its_index(self) -> None:
         with answering(make_info()) as url, answering(None) as other:
             detail = find_unusable("sglang.external_urls[1]", *SERVED, "engine.num_engines=2", attach(url, other))
         assert detail.startswith(f"sglang.external_urls[1] = {other}: the server refused /server")
 
-    def test_a_model_that_the_run_creates_later_is_compatible(self, tmp_path: Path) -> None:
+    def test_a_server_is_compatible_with_a_model_that_the_run_will_create(self, tmp_path: Path) -> None:
         tiny = (f"runs_folder={tmp_path}", "engine.kv_tokens=8192", 'dialogue.tools=["jupyter_code"]')
         tiny += ("prepare.import=asterism.tasks.tiny.prepare:TinyDemo",)
         with answering(make_info()) as url:
@@ -197,7 +197,7 @@ class TestExternalServers:
 
 
 class TestEmbedded:
-    def test_a_configured_gpu_that_is_not_there_is_missing(
+    def test_a_configured_gpu_that_does_not_exist_is_reported(
         self, monkeypatch: pytest.MonkeyPatch, checkpoint: Path
     ) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -212,9 +212,7 @@ class TestEmbedded:
         for key in ("main memory", "space", "dialogue.stop_tokens"):
             assert findings[key].remedy == "Repair model.checkpoint first."
 
-    def test_memory_that_the_machine_lacks_for_the_plan_is_a_warning_with_a_value_that_fits(
-        self, checkpoint: Path
-    ) -> None:
+    def test_too_little_memory_for_the_plan_is_a_warning_with_a_value_that_fits(self, checkpoint: Path) -> None:
         settings = (f"model.checkpoint={checkpoint}", "learner.memory.micro_batch_tokens=1000000000")
         finding = found(*settings)["plan"]
         assert (finding.status, finding.detail) == ("warning", "host memory may not suffice")
@@ -267,8 +265,8 @@ def answering(info: ServerInfo | None) -> AbstractContextManager[str]:
     return serving(lambda _: response)
 
 
-def test_an_unexpected_error_of_a_check_that_the_run_makes_too_is_unusable() -> None:
-    """The run would end with the error. In a check of doctor alone it is a warning."""
+def test_an_unexpected_error_in_a_check_of_the_run_is_unusable() -> None:
+    """A run would end with this error. In a check that only doctor makes, an unexpected error is a warning."""
 
     def breaks() -> str:
         raise PermissionError("not yours")
@@ -278,7 +276,7 @@ def test_an_unexpected_error_of_a_check_that_the_run_makes_too_is_unusable() -> 
 
 
 @pytest.mark.parametrize("content", ["{", '{"model_type": "odd"}', ""])
-def test_an_invalid_checkpoint_is_unusable_with_the_message_of_the_run(tmp_path: Path, content: str) -> None:
+def test_an_invalid_checkpoint_is_reported_with_the_message_of_the_run(tmp_path: Path, content: str) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(content)
     run = load_run(None, ["name=a", "sft.steps=0", "evaluation.questions=0", f"model.checkpoint={tmp_path / 'model'}"])

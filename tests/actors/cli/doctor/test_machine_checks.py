@@ -227,7 +227,7 @@ class TestLimits:
         size = "64.00 MiB" if pages == 16_384 else "4.00 GiB"
         assert (result.status, result.detail) == (status, f"{size} free of {size} in {tmp_path}")
 
-    def test_cgroup_limits_bound_memory_and_cores(self, monkeypatch: pytest.MonkeyPatch):
+    def test_cgroup_limits_reduce_the_reported_memory_and_cores(self, monkeypatch: pytest.MonkeyPatch):
         gib = 2**30
         files = {
             "/proc/meminfo": f"MemTotal: {64 << 20} kB\nMemFree: 1 kB\nMemAvailable: {32 << 20} kB",
@@ -248,7 +248,7 @@ class TestLimits:
         result = run_check(lambda: machine_checks.check_disk(tmp_path))
         assert (result.status, result.detail) == ("warning", f"1.00 GiB free in {tmp_path}")
 
-    def test_a_disk_on_which_a_run_does_not_begin_is_unusable_with_the_message_of_the_run(
+    def test_a_disk_that_is_too_full_for_a_run_is_reported_with_the_message_of_the_run(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr(machine_checks.shutil, "disk_usage", lambda folder: SimpleNamespace(free=63 << 20))
@@ -257,8 +257,8 @@ class TestLimits:
         result = run_check(lambda: machine_checks.check_disk(tmp_path / "runs" / "new"), "Free some.")
         assert (result.status, result.detail) == ("unusable", str(refused.value))
 
-    def test_the_sandbox_of_the_configuration_is_checked(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-        """A run with sandbox.backend = "docker" does not start without an engine; a run with the default does."""
+    def test_the_configured_sandbox_is_checked(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+        """Without a Docker engine, a run with sandbox.backend = "docker" cannot start; a run with the default can."""
 
         def probe(config: SandboxConfig | None) -> Isolation:
             if config is not None and config.backend == "docker":

@@ -125,7 +125,7 @@ def test_invalid_fork_options_are_named(finished: RunFolder, tmp_path: Path) -> 
 
 
 def test_an_error_for_a_missing_checkpoint_lists_the_existing_ones(finished: RunFolder) -> None:
-    assert not finished.get_checkpoint_path(1).exists()  # the run keeps the cold start's checkpoint and the two newest
+    assert not finished.get_checkpoint_path(1).exists()  # the run keeps step 0 and the two newest steps
     error = refused(finished, answered(finished, 1).trajectory_id)
     assert "policy version 1, which generated turn 1" in error
     assert "step_000000, step_000002, step_000003" in error
@@ -179,7 +179,7 @@ def copy_run(folder: RunFolder, path: Path) -> RunFolder:
 
 
 @pytest.mark.parametrize("determinism", ["fast", "strict"])
-def test_a_fork_has_the_determinism_of_its_run(
+def test_a_fork_is_as_deterministic_as_its_run(
     finished: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, determinism: str
 ) -> None:
     copy = copy_run(finished, tmp_path)
@@ -195,7 +195,7 @@ def test_a_fork_has_the_determinism_of_its_run(
     monkeypatch.setattr("asterism.actors.cli.log.fork_command.continue_trajectories", record_strictness)
     monkeypatch.setattr(
         "asterism.actors.cli.log.fork_command.suppress_logs", lambda: None
-    )  # a change of structlog would last
+    )  # suppressed logs would stay off in later tests
     monkeypatch.setattr(
         "asterism.engine.inference.embedded_factory.EmbeddedEngine",
         lambda *parts, strict, **more: made.append(("engine", strict)),
@@ -206,14 +206,14 @@ def test_a_fork_has_the_determinism_of_its_run(
     assert made == [("engine", determinism == "strict"), ("executor", determinism == "strict")]
 
 
-def test_a_log_that_replays_to_other_tokens_is_refused(finished: RunFolder, tmp_path: Path) -> None:
+def test_a_log_whose_replay_has_other_tokens_is_refused(finished: RunFolder, tmp_path: Path) -> None:
     copy = copy_run(finished, tmp_path)
     resolved = copy.config.read_text()
     changed = re.sub(r"result_characters = \d+", "result_characters = 1", resolved)
     assert changed != resolved
     copy.config.write_text(changed)
     number = answered(finished, 0).trajectory_id
-    # The copy has no checkpoint, which is checked before the replay.
+    # `fork` checks the checkpoint before the replay, and the copy has none.
     error = refused(copy, number, "--checkpoint", finished.get_checkpoint_path(0))
     assert f"trajectory {number} replays differently" in error
 
@@ -222,13 +222,13 @@ def test_a_log_that_replays_to_other_tokens_is_refused(finished: RunFolder, tmp_
 
 
 def read_batches(folder: RunFolder) -> list[CompleteBatch]:
-    """Return the batches of the run, from a replay of the whole head."""
+    """Replay the head's whole log, and return the batches of the run."""
     deciders = build_deciders(HEAD, load_run(folder.config), folder)
     decided = redecide_all(folder.events / "head.sqlite", deciders, since=1)
     return assemble_batches(send.message for _, _, redecision in decided for send in redecision.sends)
 
 
-def test_every_step_keeps_the_trajectories_of_its_batch(finished: RunFolder) -> None:
+def test_roc_keeps_the_trajectories_of_each_batch(finished: RunFolder) -> None:
     batches = read_batches(finished)
     steps = dict(read_judged_groups(load_run(finished.config), finished))
     assert sum(len(batch.samples) for batch in batches) > 0

@@ -50,7 +50,7 @@ def make_options(turn: int, checkpoint: Path | None = None) -> ForkOptions:
     return ForkOptions(7, turn, None, checkpoint, None, 1, [], None)
 
 
-def test_each_turn_is_listed_with_its_version_and_the_problem_of_its_checkpoint(folder: RunFolder) -> None:
+def test_each_turn_is_listed_with_its_version_and_any_problem_of_its_checkpoint(folder: RunFolder) -> None:
     export_model(folder, 2)
     assert read_turn_versions(folder, 7) == {0: 2, 1: 2, 2: 3}
     kept, gone = "", "not kept (learner.checkpoints.keep)"
@@ -86,21 +86,21 @@ def test_the_story_ends_with_the_forkable_turns(folder: RunFolder, monkeypatch: 
         (-1, "--turn -1: .*trajectory 7 has turns 0 to 2"),
     ],
 )
-def test_a_fork_is_refused_before_any_file_except_the_log_is_read(folder: RunFolder, turn: int, message: str) -> None:
+def test_a_fork_is_refused_after_reading_only_the_log(folder: RunFolder, turn: int, message: str) -> None:
     """The folder has neither configuration nor tokenizer: the replay would fail without them."""
     with pytest.raises(UnusableInput, match=message):
         fork_trajectory(folder, make_options(turn), Console(file=StringIO()))
 
 
-def test_a_given_checkpoint_or_a_kept_one_passes_the_first_check(folder: RunFolder, tmp_path: Path) -> None:
+def test_a_turn_with_a_given_or_a_kept_checkpoint_passes_the_first_check(folder: RunFolder, tmp_path: Path) -> None:
     export_model(folder, 3)
     for options in (make_options(2), make_options(0, tmp_path)):
         with pytest.raises((OSError, UnusableInput), match=r"config\.toml"):
             fork_trajectory(folder, options, Console(file=StringIO()))
 
 
-def test_the_latest_trajectory_of_a_number_counts(tmp_path: Path) -> None:
-    """A resumed run numbers its trajectories again."""
+def test_the_latest_trajectory_with_a_number_is_used(tmp_path: Path) -> None:
+    """A resumed run reuses the numbers of trajectories."""
     folder = RunFolder(tmp_path / "run")
     recording = Recording(folder)
     recording.begin()

@@ -19,7 +19,7 @@ from tests.recorded import Recording
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Record a run: an engine has room for one of two trajectories; the second one waits for the first."""
+    """Record a run whose engine has room for one trajectory, so that the second trajectory waits for the first."""
     folder = RunFolder(tmp_path_factory.mktemp("run"))
     recording = Recording(folder, response_tokens=60)
     recording.tell("head/arbiter", EngineJoined("generator-0", 64, 16, 0))
@@ -37,8 +37,8 @@ def test_the_story_shows_waits_with_reason_and_duration(folder: RunFolder, traje
     assert_matches_golden(f"story_{trajectory}", "\n".join(story))
 
 
-def test_the_story_has_every_text_that_the_model_read(tmp_path: Path) -> None:
-    """One of two calls in a turn is no JSON; the other runs .01 s after a wait of 1 s."""
+def test_the_story_shows_every_text_that_the_model_read(tmp_path: Path) -> None:
+    """A turn has two calls: one call is not JSON, and the other call runs for 0.01 s after a wait of 1 s."""
     folder = RunFolder(tmp_path / "run")
     recording = Recording(folder, max_calls_per_turn=2)
     recording.begin()

@@ -80,7 +80,7 @@ def test_the_first_difference_shows_the_logged_and_the_replayed_side(
     assert_matches_golden(f"replay_{name}", shown(folder, difference))
 
 
-def test_messages_from_before_the_event_are_excluded(folder: RunFolder) -> None:
+def test_messages_before_the_event_are_not_compared(folder: RunFolder) -> None:
     seq = first(folder, "CodeFinished")
     change(folder, "UPDATE decisions SET effects = x'00' WHERE seq = ?", seq)
     difference = replayed(folder)
@@ -90,7 +90,7 @@ def test_messages_from_before_the_event_are_excluded(folder: RunFolder) -> None:
     assert all(each.event.time >= difference.event.time for each in logged)
 
 
-def test_the_state_is_the_one_just_after_the_event(folder: RunFolder) -> None:
+def test_the_state_just_after_the_event_is_shown(folder: RunFolder) -> None:
     called = first(folder, "CodeFinished")
     actors = deciders()
     replay_until(rollout_log(folder), actors, called - 1)

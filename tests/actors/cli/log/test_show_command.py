@@ -35,7 +35,7 @@ def shown(events: Iterator[MergedEvent], text: str = "") -> list[str]:
     return [line.plain for line in format_lines(events, WORDS, text, start_time=100.0)]
 
 
-def test_events_of_all_processes_are_merged_by_time_each_on_one_line(folder: RunFolder) -> None:
+def test_events_of_all_processes_are_merged_by_time_one_per_line(folder: RunFolder) -> None:
     events = list(merge_events(folder))
     assert [event.event.time for event in events] == sorted(event.event.time for event in events)
     assert {event.process for event in events} == {"head", "rollout-0"}
@@ -44,7 +44,7 @@ def test_events_of_all_processes_are_merged_by_time_each_on_one_line(folder: Run
     assert_matches_golden("show", "\n".join(lines))
 
 
-def test_filters_combine(folder: RunFolder) -> None:
+def test_an_event_must_match_all_filters(folder: RunFolder) -> None:
     chosen = merge_events(
         folder, EventFilter(actor="rollout-0", kinds=("StartGroup", "TurnGenerated", "CodeFinished"), trajectory=7)
     )

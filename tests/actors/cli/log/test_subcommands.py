@@ -28,7 +28,7 @@ from tests.simulation.test_faults import live
 from tests.simulation.world import World
 from tests.traces import checked_slices
 
-SEED = 0  # a seed with which the step is synchronous
+SEED = 0  # with this seed the step is synchronous
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def recorded(world: World, tmp_path_factory: pytest.TempPathFactory) -> RunFolde
 
 @pytest.fixture
 def folder(recorded: RunFolder, world: World, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """Return the recorded run, with the world's deciders and tokenizer and a wide console."""
+    """Return the recorded run; the commands use the world's deciders and tokenizer, and a wide console."""
 
     def build_world_deciders(process: str, run: RunConfig, folder: RunFolder) -> dict[str, Decider]:
         return dict(world.deciders()[process])
@@ -65,7 +65,7 @@ def refusal(*arguments: object) -> str:
 
 
 def copy(folder: RunFolder, path: Path, *sql: str, process: str = HEAD) -> RunFolder:
-    """Copy the logs and execute SQL in one of them."""
+    """Copy the logs, and execute SQL statements in the log of `process`."""
     other = RunFolder(path / "copy")
     shutil.copytree(folder.events, other.events)
     shutil.copy(folder.config, other.config)
@@ -162,13 +162,13 @@ def test_a_run_without_one_of_its_event_logs_is_refused(folder: RunFolder, tmp_p
 
 
 @pytest.mark.parametrize("command", ["replay", "waits"])
-def test_a_state_that_follows_from_removed_events_is_refused(folder: RunFolder, tmp_path: Path, command: str) -> None:
+def test_a_state_that_depends_on_removed_events_is_refused(folder: RunFolder, tmp_path: Path, command: str) -> None:
     changed = copy(folder, tmp_path, "INSERT INTO gone VALUES (6, 9, 'LeaseRequested', 4)", UNFINISHED)
     options = ("--until", f"{ROLLOUT}:9", "--state", "buffer") if command == "replay" else ()
     assert "log.keep_steps has removed events up to number 9" in refusal(command, changed.path, *options)
 
 
-def test_the_printed_state_is_the_receivers_unless_another_actor_is_named(folder: RunFolder) -> None:
+def test_the_state_of_the_receiver_is_printed_unless_another_actor_is_named(folder: RunFolder) -> None:
     trajectory = find_calling_trajectory(folder)
     event = next(
         event
@@ -186,7 +186,7 @@ def test_the_printed_state_is_the_receivers_unless_another_actor_is_named(folder
 # ---------------------------------------------------------------- waits
 
 
-def test_waits_name_the_process_waited_for(folder: RunFolder, tmp_path: Path) -> None:
+def test_waits_name_the_process_that_an_actor_waits_for(folder: RunFolder, tmp_path: Path) -> None:
     """The logs end during a tool call of the first step."""
     requested = next(event.time for event, _ in read_events(folder.events / f"{HEAD}.sqlite", kinds=["StepRequested"]))
     calls = read_events(folder.events / f"{ROLLOUT}.sqlite", kinds=["CodeFinished"])
@@ -212,7 +212,7 @@ def test_no_actor_waits_in_a_finished_run(folder: RunFolder) -> None:
     assert log_waits(folder) == [f"no actor waits; the run ended at {clock}"]
 
 
-def test_an_untrained_batch_is_a_wait_for_the_learner(folder: RunFolder, tmp_path: Path) -> None:
+def test_an_untrained_batch_is_reported_as_a_wait_for_the_learner(folder: RunFolder, tmp_path: Path) -> None:
     sent = next(
         event.time
         for event, _, done in replay.redecide_all(
@@ -225,7 +225,7 @@ def test_an_untrained_batch_is_a_wait_for_the_learner(folder: RunFolder, tmp_pat
     assert "step 1, since " in learner
 
 
-def test_at_the_start_the_recipe_waits_for_a_generator_and_the_weights(folder: RunFolder, tmp_path: Path) -> None:
+def test_the_recipe_first_waits_for_a_generator_and_the_weights(folder: RunFolder, tmp_path: Path) -> None:
     stopped = copy(
         folder, tmp_path, "DELETE FROM events WHERE kind IN ('EngineJoined', 'WeightsPublished')", UNFINISHED
     )
@@ -265,7 +265,7 @@ def test_export_writes_the_requested_files(folder: RunFolder, tmp_path: Path) ->
     assert 0 < sum(map(len, checked_slices(trace).values())) < whole
 
 
-def test_roc_counts_the_trajectories_that_other_settings_keep(folder: RunFolder, tmp_path: Path) -> None:
+def test_roc_counts_the_trajectories_kept_with_other_settings(folder: RunFolder, tmp_path: Path) -> None:
     file = tmp_path / "roc.json"
     printed = log("roc", folder.path, "--json", file)
     result = json.loads(file.read_text())
@@ -281,7 +281,7 @@ def test_roc_counts_the_trajectories_that_other_settings_keep(folder: RunFolder,
     assert result["all_steps"]["other"]["trajectories"] > result["all_steps"]["run"]["trajectories"]
 
 
-def test_roc_judges_the_later_of_two_launches(folder: RunFolder, world: World, tmp_path: Path) -> None:
+def test_roc_reads_the_later_of_two_launches(folder: RunFolder, world: World, tmp_path: Path) -> None:
     twice = write_world_logs(world, tmp_path / "twice", launches=2)
     results = [tmp_path / "once.json", tmp_path / "twice.json"]
     for run, file in zip((folder, twice), results, strict=True):
@@ -291,7 +291,7 @@ def test_roc_judges_the_later_of_two_launches(folder: RunFolder, world: World, t
     assert [step["step"] for step in once["steps"]] == [batch.step for batch in world.batches]
 
 
-def test_roc_lists_the_trajectories_removed_from_and_added_to_each_group(folder: RunFolder, tmp_path: Path) -> None:
+def test_roc_lists_removed_and_added_trajectories_by_group(folder: RunFolder, tmp_path: Path) -> None:
     file = tmp_path / "roc.json"
     printed = log("roc", folder.path, "--set", "roc.enabled=false", "--step", 1, "--json", file)
     (step,) = json.loads(file.read_text())["steps"]

@@ -1,4 +1,4 @@
-"""`asterism export` writes the weights of the step, and the files with which other programs use the model."""
+"""`asterism export` writes the weights of a step, and the files that other programs need to use the model."""
 
 import hashlib
 import io
@@ -73,8 +73,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("learner", [{}, {"rank": 2}])
-def test_a_step_without_an_exported_model_has_the_weights_of_training(tmp_path: Path, learner: dict[str, Any]) -> None:
-    """Adapters are merged. An equal run that exports every step has the same weights."""
+def test_a_step_without_a_model_is_exported_from_the_training_state(tmp_path: Path, learner: dict[str, Any]) -> None:
+    """The export merges adapters. Its weights equal those of the same run with a model at every step."""
     exporting = train_run(tmp_path / "a", **learner)
     lazy = train_run(tmp_path / "b", **learner, export_every=5)
     chosen = find_run_step(f"{lazy.path}:1")
@@ -88,7 +88,7 @@ def test_a_step_without_an_exported_model_has_the_weights_of_training(tmp_path: 
     assert any(not torch.equal(exported[name], before[name]) for name in wanted)
 
 
-def test_weights_are_in_bfloat16_in_shards_of_the_given_size(folder: RunFolder, tmp_path: Path) -> None:
+def test_exported_weights_are_bfloat16_shards_of_the_given_size(folder: RunFolder, tmp_path: Path) -> None:
     export_step(find_run_step(str(folder.path)), tmp_path / "out", ExportOptions(max_shard_gb=2e-5))
     shards = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
@@ -101,7 +101,7 @@ def test_weights_are_in_bfloat16_in_shards_of_the_given_size(folder: RunFolder, 
 
 
 def make_family_run(folder: RunFolder, family: str) -> RunStep:
-    """Make a checkpoint with an exported model, and without state of training."""
+    """Make a checkpoint with an exported model, but no training state."""
     write_family_model(folder.get_checkpoint_path(0), FAMILY_KINDS[family])
     write_resolved(RunConfig(name="family"), folder.config)
     write_task_descriptions(folder, {"": MATH_PYTHON})
@@ -110,7 +110,7 @@ def make_family_run(folder: RunFolder, family: str) -> RunStep:
 
 @pytest.mark.parametrize("family", FAMILY_KINDS)
 async def test_transformers_and_the_engine_generate_the_same_greedy_tokens(tmp_path: Path, family: str) -> None:
-    """Both start from the prompt of the template, which the run uses too."""
+    """Both start from the prompt that the exported chat template renders; the run renders the same prompt."""
     chosen, out = make_family_run(RunFolder(tmp_path / "run"), family), tmp_path / "out"
     export_step(chosen, out, ExportOptions())
     tokenizer: Any = AutoTokenizer.from_pretrained(out)
@@ -138,7 +138,7 @@ async def test_transformers_and_the_engine_generate_the_same_greedy_tokens(tmp_p
     assert len(ours) > 3
 
 
-def test_checkpoints_have_the_chat_files_of_an_export(folder: RunFolder, tmp_path: Path) -> None:
+def test_a_checkpoint_and_an_export_have_the_same_chat_files(folder: RunFolder, tmp_path: Path) -> None:
     export_step(find_run_step(str(folder.path)), tmp_path / "out", ExportOptions())
     names = {
         "tokenizer.json",
@@ -183,7 +183,7 @@ def test_a_folder_with_files_is_replaced_only_with_overwrite(folder: RunFolder, 
     assert (tmp_path / "out" / "config.json").exists()
 
 
-def test_of_two_exports_at_once_the_second_finds_the_folder_of_the_first(folder: RunFolder, tmp_path: Path) -> None:
+def test_the_second_of_two_simultaneous_exports_is_refused(folder: RunFolder, tmp_path: Path) -> None:
     def export(_: int) -> str:
         try:
             export_run(str(folder.path), tmp_path / "out", ExportOptions(), Console(file=io.StringIO()))

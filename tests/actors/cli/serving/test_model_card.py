@@ -1,4 +1,4 @@
-"""A model card has the lineage over stages and runs, and no path of the machine that trained."""
+"""A model card shows the lineage over stages and runs, but no path of the training machine."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def make_second(tmp_path: Path) -> RunConfig:
     return make_run(tmp_path / "2_12k", "math/2_12k", sft=SftConfig(steps=0), roc=RocConfig(enabled=False), **options)
 
 
-def test_a_stage_has_the_trainings_of_the_stages_before(first: RunConfig, tmp_path: Path) -> None:
+def test_the_card_of_a_stage_lists_the_training_of_earlier_stages(first: RunConfig, tmp_path: Path) -> None:
     card = write_card(make_second(tmp_path), tmp_path / "2_12k", 4)
     lineage = [line for line in card.splitlines() if line.startswith("- ")]
     assert lineage == [
@@ -61,7 +61,7 @@ def test_a_stage_has_the_trainings_of_the_stages_before(first: RunConfig, tmp_pa
     assert "0 steps of cold start" not in card
 
 
-def test_no_card_has_a_path_of_the_machine(first: RunConfig, tmp_path: Path) -> None:
+def test_no_card_contains_a_path_of_the_machine(first: RunConfig, tmp_path: Path) -> None:
     cards = [write_card(first, tmp_path / "1_8k", 3), write_card(make_second(tmp_path), tmp_path / "2_12k", 4)]
     for card in cards:
         assert str(tmp_path) not in card

@@ -1,4 +1,4 @@
-"""`asterism serve` without a server: the command line of SGLang, the export of a run, and unusable arguments."""
+"""`asterism serve` builds the command line of SGLang, exports a run, and refuses unusable arguments."""
 
 import json
 import os
@@ -35,7 +35,7 @@ from asterism.tasks import MATH_PYTHON
 from tests.engine.export.family_folders import FAMILY_KINDS, write_family_model
 
 FACTS = ServingFacts("qwen25", "", 100, [{"type": "function", "function": {"name": "it's"}}])
-# This program replaces the interpreter: it reports a version of SGLang, and as a server writes its arguments to a file.
+# This program replaces the interpreter: it prints a version of SGLang, or writes its arguments to a file.
 INTERPRETER = """#!/bin/sh
 case "$*" in
     *importlib.metadata*) echo {version} ;;
@@ -112,7 +112,7 @@ def test_the_address_of_a_server_may_be_an_ipv6_address(tmp_path: Path, host: st
         (None, ["`asterism export` has not written this folder"]),
     ],
 )
-def test_the_choice_of_parsers_is_printed(facts: ServingFacts | None, texts: list[str]) -> None:
+def test_the_chosen_parsers_are_printed(facts: ServingFacts | None, texts: list[str]) -> None:
     printed = "\n".join(describe_parsers(facts))
     assert [text for text in texts if text not in printed] == []
 
@@ -127,7 +127,7 @@ class RecordingConsole:
 
 @pytest.fixture
 def interpreter(tmp_path: Path) -> Path:
-    """Make an interpreter: its server exits at once, and leaves its arguments in `arguments`."""
+    """Make an interpreter whose server writes its arguments to the file `arguments` and exits at once."""
     return write_interpreter(tmp_path / "python", INTERPRETER, arguments=tmp_path / "arguments")
 
 
@@ -144,7 +144,7 @@ def find_free_port() -> int:
 
 
 def serve(model: Path | str, python: Path, *arguments: str, port: int = 0) -> tuple[int, list[str]]:
-    """Return exit code and output."""
+    """Serve a model, and return exit code and output."""
     console = RecordingConsole()
     options = ServeOptions("127.0.0.1", port or find_free_port(), "cpu", str(python), (), arguments)
     return serve_model(str(model), options, console), console.lines  # pyright: ignore[reportArgumentType]
@@ -183,7 +183,7 @@ def test_a_run_is_exported_once_and_again_after_a_new_checkpoint(run: RunFolder,
 
 @pytest.mark.slow
 @pytest.mark.real_clock
-def test_the_export_of_another_server_that_started_at_the_same_time_is_used(
+def test_a_server_uses_the_export_of_another_server_that_starts_at_the_same_time(
     run: RunFolder, interpreter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others: list[int] = []
