@@ -54,7 +54,7 @@ def test_every_layer_is_linted_typed_and_held_to_the_order_of_imports(project: d
     tool = project["tool"]
     ordered = [layer for line in tool["importlinter"]["contracts"][0]["layers"] for layer in line.split(" | ")]
     assert set(ordered) == set(LAYERS) == set(tool["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"])
-    assert {f"asterism/{layer}" for layer in LAYERS} < set(tool["pyright"]["include"])
+    assert {f"asterism/{layer}" for layer in LAYERS} == set(tool["pyright"]["include"])
     links = {path.name: path.resolve() for path in (ROOT / "asterism").iterdir() if path.is_symlink()}
     assert links == {layer: ROOT / layer for layer in LAYERS}
 

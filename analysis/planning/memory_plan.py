@@ -1,5 +1,6 @@
 """Plans the memory of a GPU and of a node's host: learner, engines, weights in transfer."""
 
+from functools import cache
 from math import prod
 
 from asterism.analysis.planning.activation_memory import FLOAT32_BYTES, compute_activation_memory
@@ -13,6 +14,7 @@ from asterism.analysis.planning.plan_inputs import GIB, SEQUENCE_KEYS, PlanInput
 from asterism.analysis.planning.resources import PlanItem, PlannedCount, PlannedResource
 from asterism.engine.inference.buffer_sizes import PAGE_TOKENS_STEP, BufferShape, count_buffer_bytes
 from asterism.engine.learner.batches.sample_files import BYTES_PER_TOKEN
+from asterism.engine.model.model_config import DecoderConfig
 from asterism.engine.weight_transfer.published_bytes import (
     count_folder_bytes,
     count_folders,
@@ -274,9 +276,13 @@ def plan_host(inputs: PlanInputs) -> PlannedResource:
 
 def _count_written_bytes(inputs: PlanInputs, ranks: int) -> float:
     """Count the float32 buffers of a write: per rank, a block of WRITE_BYTES or a whole larger tensor."""
-    shapes = inputs.config.compute_weight_shapes().values()
-    tensors = sorted((FLOAT32_BYTES * prod(shape) for shape in shapes), reverse=True)
-    return sum(max(WRITE_BYTES, tensor) for tensor in tensors[:ranks])
+    return sum(max(WRITE_BYTES, FLOAT32_BYTES * size) for size in _list_sizes(inputs.config)[:ranks])
+
+
+@cache
+def _list_sizes(config: DecoderConfig) -> list[int]:
+    """Return the numbers of parameters of the tensors, the largest first. The search for remedies plans a model often."""
+    return sorted(map(prod, config.compute_weight_shapes().values()), reverse=True)
 
 
 def list_shared_items(inputs: PlanInputs) -> list[PlanItem]:

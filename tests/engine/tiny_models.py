@@ -82,6 +82,12 @@ def random_ids(length: int, seed: int) -> NDArray[np.int32]:
 
 def write_tokenizer(folder: Path, vocab_size: int = 280) -> None:
     """Byte-level BPE with ChatML's tokens, `<tool_call>` unmarked as in Qwen's files, and one plain added word."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(_train_tokenizer(vocab_size))
+
+
+@cache
+def _train_tokenizer(vocab_size: int) -> str:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -93,8 +99,7 @@ def write_tokenizer(folder: Path, vocab_size: int = 280) -> None:
     )
     tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog", "print(1 + 1)"] * 4, trainer)
     tokenizer.add_tokens([AddedToken("<tool_call>", special=False), AddedToken("print(", special=False)])
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokenizer.to_str(pretty=True)
 
 
 def save_small_model(folder: Path, model: CausalLM | None = None) -> Path:

@@ -30,6 +30,7 @@ def test_counts_add_up_under_all_faults(seed: int) -> None:
     assert played(seed).batches
 
 
+@pytest.mark.slow
 def test_the_seeds_cover_the_tested_faults() -> None:
     worlds = [played(seed) for seed in COVERING_SEEDS]
     deaths, happened = Counter[str](), Counter[str]()

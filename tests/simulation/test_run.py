@@ -64,6 +64,7 @@ def test_a_run_without_answers_is_reported_as_a_deadlock() -> None:
         run_virtually(wait_for_godot())
 
 
+@pytest.mark.slow
 def test_a_trajectory_that_reports_twice_is_refused_and_changes_nothing() -> None:
     world = live(1, 0.0)
     deciders = world.deciders()[HEAD]

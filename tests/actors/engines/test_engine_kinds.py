@@ -131,6 +131,7 @@ def test_the_launch_and_the_doctor_make_the_checks_of_the_kind(checkpoint: Path)
     assert (findings["vllm"].detail, findings["engine.options"].status) == ("0.12", "unusable")
 
 
+@pytest.mark.slow
 def test_a_plan_counts_the_gpus_of_the_kind() -> None:
     inputs = make_inputs("4B", machines=make_machines("h100"))
     engine = replace(inputs.run.engine, kind="vllm", num_engines=2, options={"tensor_parallel": 3})

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,6 +71,7 @@ FAMILY_KINDS = {
 }
 
 
+@cache
 def train_family_tokenizer(kind: FamilyKind) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(ignore_merges=kind.bos is not None))
     if kind.bos is None:

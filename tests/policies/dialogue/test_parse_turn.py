@@ -185,6 +185,7 @@ UNITS = ("", '\\"' * 9, '{"', "{", '{"a": "', "[[", '"', "{}", '{""', '{"}', "[1
 @pytest.mark.parametrize(
     "opening", ["\\boxed{", "<answer>", "<answer>\\boxed{", *(f"<tool_call>{unit}" for unit in UNITS)]
 )
+@pytest.mark.slow
 def test_repeated_openings_are_parsed_in_linear_time(opening: str) -> None:
     """Quadratic time would need minutes: each opening would be compared with all later text."""
     turn = parse_assistant_turn(opening * 20_000, FORMAT)
