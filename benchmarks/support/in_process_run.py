@@ -1,7 +1,7 @@
 """Runs the actors of a run in one process, on one event loop and the in-process bus.
 
     head, rollout: decide on the loop     generator, learner: one thread each
-    executor: fork servers                launcher: below
+    executor: fork servers                launcher: replaced by a function
 
 The bus encodes, numbers and acknowledges messages as over ZeroMQ, without sockets. All threads
 share one interpreter lock.
@@ -52,7 +52,7 @@ async def run_in_one_process(run: RunConfig, folder: RunFolder) -> None:
 
 
 async def _wait_until_finished(bus: Bus) -> None:
-    """Replace the launcher in a run without failures."""
+    """Wait as the launcher does in a run without failures."""
     while not isinstance(message := (await bus.receive()).message, RunFinished):
         if isinstance(message, ExecutorJoined):
             await bus.send(ROLLOUT, message)

@@ -22,7 +22,7 @@ SUMMARY: dict[str, Any] = {
     **{"trajectories_finished": 18_430, "trajectories_failed": 2, "replay_identical": True},
 }
 
-pytestmark = pytest.mark.slow  # matplotlib draws
+pytestmark = pytest.mark.slow  # drawing with matplotlib takes seconds
 
 
 def step(number: int, **values: float | None) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def write_run(folder: Path, *lines: dict[str, Any], summary: dict[str, Any] | No
 
 
 def is_picture(path: Path) -> bool:
-    """Return whether the file is a PNG, with an SVG next to it."""
+    """Return whether the file is a PNG and has an SVG next to it."""
     return path.read_bytes().startswith(b"\x89PNG") and b"<svg" in path.with_suffix(".svg").read_bytes()
 
 

@@ -1,4 +1,4 @@
-"""A run's judged groups in the log of its head, and their judgement with other settings."""
+"""The judged groups in the log of a run's head, and how other settings would judge them."""
 
 import contextlib
 import sqlite3
@@ -27,7 +27,7 @@ from tests.simulation.test_faults import live, world_of
 from tests.simulation.world import World
 
 RUN = RunConfig(name="test", seed=3, rl=RlConfig(prompts=2, rollouts=8))
-# Positives 0 to 4 call twice: no call of 0 and 1 fails, every call of 2 to 4 fails.
+# Trajectories 0 to 4 are positive with two calls each: 0 and 1 without a failed call, 2 to 4 with two failed calls.
 YOUNG = [
     *(finished(number, 1.0, calls=2, failed=0 if number < 2 else 2) for number in range(5)),
     *(finished(number, 0.0) for number in range(5, 8)),
@@ -68,7 +68,7 @@ def test_the_setting_lowest_keeps_the_positives_with_the_fewest_failed_calls() -
 
 
 def test_floor_and_keep_apply_from_the_command_line(tmp_path: Path) -> None:
-    """The settings are loaded as by `asterism log roc --set`: keys of roc only."""
+    """Settings are loaded as in `asterism log roc --set`, which accepts only keys of roc."""
     write_resolved(RUN, path := tmp_path / "config.toml")
     shares: list[float] = []
     for floor in (1e-6, 1.0):
@@ -104,7 +104,7 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4)
 
 
 def check_batches(world: World, folder: RunFolder) -> None:
-    """Check that the judged groups in the log give the batches that the learner received."""
+    """Check that the judged groups in the log yield the batches that the learner received."""
     steps = dict(read_judged_groups(world.run, folder))
     assert list(steps) == [batch.step for batch in world.batches]
     assert sum(len(batch.samples) for batch in world.batches) > 0

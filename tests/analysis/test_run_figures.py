@@ -1,4 +1,4 @@
-"""The lines about figures at the end of a run, with and without the packages that draw them."""
+"""The lines about figures at the end of a run, with and without the packages that draw figures."""
 
 from pathlib import Path
 

@@ -19,8 +19,8 @@ def list_kinds(*texts: str, follows_result: bool = False) -> str:
 def test_kinds_follow_the_tags_also_within_a_token() -> None:
     assert list_kinds("I", " add", "<tool_call>", "{1}", "</tool_call>", "\n") == "re re ca ca ca re"
     assert list_kinds("so", "<ans", "wer>", "4", "</answer>") == "re an an an an"
-    assert list_kinds("so", "<x>", "4", "</x>") == "re an an an"  # tags of another task
-    assert list_kinds("a<tool", "_call>", "x") == "ca ca ca"  # the rest of a turn without an end
+    assert list_kinds("so", "<x>", "4", "</x>") == "re an an an"  # a task with tags of its own
+    assert list_kinds("a<tool", "_call>", "x") == "ca ca ca"  # a turn that ends within a call
     assert list_kinds("a", "b", follows_result=True) == "re re"
     assert classify_turn(["a"], TAGS, follows_result=True) == ["reflection"]
 

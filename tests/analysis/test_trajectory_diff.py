@@ -1,4 +1,4 @@
-"""The first divergence of two continuations, and their logprob difference before it."""
+"""The first divergence of two continuations, and the difference of logprobs before the divergence."""
 
 from array import array
 
@@ -10,7 +10,7 @@ from asterism.policies.rollout.trajectory import Trajectory
 from tests.fakes import TOKENIZER
 from tests.recorded import GROUP, TID, replay_recorded
 
-# Two prompt tokens, three of turn 0, two of a tool result, two of turn 1.
+# Two tokens of the prompt, three of turn 0, two of a tool result, and two of turn 1.
 MASK = [0, 0, 1, 1, 1, 0, 0, 1, 1]
 
 

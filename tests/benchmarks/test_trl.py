@@ -1,4 +1,4 @@
-"""The comparison with TRL, without TRL: its figures, and the settings that both sides share."""
+"""The comparison with TRL, tested without TRL: its figures, and the settings that both sides share."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from tests.benchmarks.programs import ROOT, run_program
 
 
 def make_steps(*rewards: float) -> list[dict[str, float]]:
-    """Make steps; step n takes n seconds."""
+    """Make steps with these rewards. Step n takes n seconds."""
     return [{"step_s": float(number), "reward": reward} for number, reward in enumerate(rewards, 1)]
 
 

@@ -4,7 +4,7 @@ loopback port, which it prints, over HTTP; `mcp_server.py http PORT`: on this po
 Runs in .venv-bridges.
 """
 
-# The packages are not in .venv, where the types are checked.
+# Types are checked in .venv, which lacks these packages.
 # pyright: basic, reportMissingImports=false
 
 import asyncio
@@ -58,7 +58,7 @@ def header(name: str, context: Context) -> str:
 
 @server.tool()
 async def wait() -> str:
-    """Never returns."""
+    """Wait forever."""
     await asyncio.Event().wait()
     return ""
 

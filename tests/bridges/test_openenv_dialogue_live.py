@@ -23,7 +23,7 @@ def shared() -> Iterator[BridgeServer]:
 
 @pytest.fixture
 def single() -> Iterator[BridgeServer]:
-    """Yield a server with room for one session, the default, for one test."""
+    """Yield a server with room for one session, which is the default."""
     with serving(*OPENENV_SERVER, "1") as each:
         yield each
 
@@ -80,7 +80,7 @@ async def test_a_server_at_its_capacity_is_a_fault_and_close_frees_the_place(sin
     with pytest.raises(Fault, match=r"allows 1 sessions, and all are in use; .* max_concurrent_envs"):
         await second.init({"seed": 1})
     await second.close()
-    for _ in range(5):  # each session needs the place of the previous one
+    for _ in range(5):  # each session needs the place that the previous session has left
         await first.close()
         await first.init({"seed": 1})
     await first.close()

@@ -1,6 +1,6 @@
 """Builds the C++ part with g++, once per version of torch and of the source, and loads it before torch.
 
-torch reads the registry of CUDA hooks once, so that a later library has no effect.
+torch reads the registry of CUDA hooks only once. A library that is loaded later would have no effect.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Statistics of several answers per question, against enumerations and known values."""
+"""Statistics of several answers per question, compared with enumerations and known values."""
 
 from itertools import combinations
 from math import isclose, sqrt

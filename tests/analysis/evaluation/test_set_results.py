@@ -1,4 +1,4 @@
-"""The result of a set: which questions and answers count, and files of answers that a kill has torn."""
+"""The result of a set: questions and answers that count, and a file of answers that a kill has cut off."""
 
 from pathlib import Path
 from typing import Any

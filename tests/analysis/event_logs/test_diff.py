@@ -1,4 +1,4 @@
-"""Runs diverge by contents, not by times, order of arrival or leases."""
+"""Different contents are a divergence of two runs. Times, order of arrival and leases are not."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ from tests.consoles import capture
 from tests.fakes import generated, start_group, text_context
 from tests.recorded import small_run
 
-Received = tuple[str, msg.AnyMessage]  # actor, message
+Received = tuple[str, msg.AnyMessage]  # pairs of actor and message
 
 START = start_group(2)
 

@@ -188,14 +188,14 @@ def test_the_kv_cache_has_two_values_per_layer_and_head_for_each_token() -> None
     assert compute_cached_token_bytes(inputs) == 2 * 28 * 8 * 128 * 2
     gpu = get_bytes(plan_gpu(inputs))
     assert gpu["KV cache"] == 65_536 * 114_688
-    assert gpu["engine weights"] == 2 * (1_720_574_976 + 151_936 * 2048)  # has a tied embedding twice
+    assert gpu["engine weights"] == 2 * (1_720_574_976 + 151_936 * 2048)  # an engine holds the tied embedding twice
 
 
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
         ("engine.max_running=64", 64 * 151_936 * (8 + 8) + 256 * 2**20),  # graphs, eager sampling, attention
-        ("engine.page_tokens=256", 64 * 151_936 * (8 + 8)),  # attention reads the pages without a workspace
+        ("engine.page_tokens=256", 64 * 151_936 * (8 + 8)),  # with pages of 256 tokens, attention needs no workspace
         ("engine.cuda_graphs=false", 64 * 151_936 * 8 + 2 * 256 * 2**20),
         ("evaluation.sampling.top_p=0.9", 64 * 151_936 * (25 + 8) + 256 * 2**20),
         ("engine.max_running=250", 256 * 151_936 * (8 + 8) + 256 * 2**20),  # graphs pad 250 rows to 256
@@ -285,7 +285,7 @@ def test_published_adapters_need_one_copy_of_the_weights_in_shared_memory() -> N
     [
         (("learner.lora.rank=16", "engine.kind=embedded"), [{"learner.lora.publish": "adapters"}]),
         (("learner.lora.rank=16", "sglang.weights=tensor"), [{"learner.lora.publish": "adapters"}]),
-        (("learner.lora.rank=16", "sglang.data_parallel=2"), []),  # data parallelism: no adapters
+        (("learner.lora.rank=16", "sglang.data_parallel=2"), []),  # servers with data parallelism load no adapters
         (("learner.lora.rank=0", "engine.kind=embedded"), []),
     ],
 )

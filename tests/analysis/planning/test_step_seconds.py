@@ -1,4 +1,4 @@
-"""The seconds of a step follow from its parts, with the stated assumptions."""
+"""The planned seconds of a step follow from its parts and from the stated assumptions."""
 
 import pytest
 
@@ -13,14 +13,14 @@ from tests.consoles import capture
 
 
 def test_a_step_of_the_report_takes_216_s_on_64_mi300x_and_33_min_on_8_h200() -> None:
-    """The step has 8,192 trajectories with 71M tokens; the count has the embedding but no attention."""
+    """The step has 8,192 trajectories with 71M tokens. The FLOPs include the embedding, but not attention."""
     config = read_qwen3("14B")
     size = measure_model(config)
     flops = count_training_flops(size.total, 71e6)
     assert flops == pytest.approx(6.3e18, rel=0.01)
     assert compute_training_s(flops, 64, GPUS["mi300x"].flops, mfu=0.35) == pytest.approx(216, rel=0.01)
     assert compute_training_s(flops, 8, GPUS["h200"].flops, mfu=0.40) / 60 == pytest.approx(33, rel=0.01)
-    # A plan does not count the lookup in the embedding of an untied model, but counts attention.
+    # The FLOPs of a plan include attention, but not the lookup in the embedding of an untied model.
     attention = count_attention_flops(config, 8192, 71e6 / 8192)
     assert count_training_flops(size.active, 71e6, attention) / flops == pytest.approx(1.067, abs=0.005)
 

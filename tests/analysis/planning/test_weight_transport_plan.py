@@ -1,4 +1,4 @@
-"""Memory of weights in transfer to the engines, by transport: slots, folders of servers, parts of a transfer."""
+"""Planned memory of weights in transfer to engines: slots, folders for servers, and buckets of a transfer."""
 
 import pytest
 from msgspec.structs import replace

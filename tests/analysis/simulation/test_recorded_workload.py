@@ -1,4 +1,4 @@
-"""A run's event logs, read back as a workload and a cluster."""
+"""A workload and a cluster are restored from the event logs of a run."""
 
 import shutil
 from pathlib import Path
@@ -74,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shape_of(plan: TrajectoryPlan) -> tuple[object, ...]:
-    """Return the plan without the times of tools, and without the last turn's tokens beyond the limit."""
+    """Return the recorded values of the plan: no times of tools, and no tokens of the last turn beyond the limit."""
     turns = [(turn.tokens, turn.result_tokens) for turn in plan.turns]
     return plan.group_id, plan.prompt_tokens, plan.final_tokens, plan.generated_tokens, len(turns), turns[:-1]
 

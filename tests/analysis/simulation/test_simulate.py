@@ -144,6 +144,6 @@ def test_the_table_names_every_policy_and_the_bounds() -> None:
 
 @pytest.mark.slow
 def test_the_figure_is_drawn(tmp_path: Path) -> None:
-    from asterism.analysis.simulation.simulation_figure import draw_outcomes  # the import takes a second
+    from asterism.analysis.simulation.simulation_figure import draw_outcomes  # the import of matplotlib takes a second
 
     assert draw_outcomes([outcome("static"), outcome("kv_lookahead")], tmp_path / "step.png").stat().st_size > 10_000

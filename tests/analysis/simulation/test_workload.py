@@ -1,4 +1,4 @@
-"""Workloads: drawn lengths match the stated distributions, and plans follow the limits."""
+"""Drawn lengths of workloads match the stated distributions, and plans follow the limits."""
 
 import numpy as np
 import pytest

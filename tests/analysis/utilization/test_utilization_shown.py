@@ -95,7 +95,7 @@ def test_the_command_replaces_symbolic_links_at_its_outputs_and_their_targets_st
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     outside.write_text("kept")
     for name in outputs:
-        for link in (name, f"{name}.new"):  # also at the partial file
+        for link in (name, f"{name}.new"):  # a link at the name of the partial file, too
             (run / link).symlink_to(outside)
     result = CliRunner().invoke(app, ["report", str(run)], catch_exceptions=False)
     assert result.exit_code == 0, result.output

@@ -1,4 +1,4 @@
-"""Errors, limits, and failures of the checks of benchmarks.gpu.check."""
+"""Errors, limits and failures of the checks in benchmarks.gpu.check."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The programs for a GPU need no package beyond those of a machine with torch, and three wheels."""
+"""The programs for a GPU need only the packages of a machine with torch, and three wheels."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from tests.benchmarks.programs import ROOT, run_program
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-# The programs, the command, and the imports of a run's processes with the process sandbox and the embedded engine.
+# The programs, the command, and the modules that a run with the process sandbox and the embedded engine imports.
 MODULES = (
     *(f"benchmarks.gpu.{name}" for name in ("__main__", "check", "checks.check_table", "training", "serving", "runs")),
     *("benchmarks.gpu.machine_facts", "asterism.engine.inference.embedded_factory", "asterism.analysis.summary"),

@@ -1,4 +1,4 @@
-"""The output of a run reaches the error of its section, whether the run fails or its section is killed."""
+"""The error of a section contains the output of its run, whether the run fails or the section is killed."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.gpu.runs import QUICK, run_asterism
 run_asterism(Path(sys.argv[1]), {**QUICK, "rl.steps": sys.argv[2]})
 """
-# In a separate process, because run_limited kills all children of its process.
+# The code runs in a separate process, because run_limited kills all children of its own process.
 MEASURE = """
 import json, sys
 from benchmarks.gpu.process_group import adopt_orphans, run_limited

@@ -62,7 +62,7 @@ def test_a_section_that_does_not_fit_the_rest_of_the_budget_is_skipped(monkeypat
     found, skipped = program.run_sections(sections, shared)
     assert (found, skipped) == ({"short": {"x": 1.0}, "late": {"x": 1.0}}, ["long"])
     assert limits["short"] == 30
-    assert 90 < limits["late"] <= 95  # the rest, less a margin
+    assert 90 < limits["late"] <= 95  # the rest of the budget, less a margin
 
 
 def test_sections_run_without_facts_of_the_machine_but_not_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The engine's process of the weights section: its values, and errors that reach the learner's process."""
+"""The engine's process in the weights section: the loaded values, and errors that reach the learner."""
 
 from collections.abc import Generator
 from pathlib import Path
