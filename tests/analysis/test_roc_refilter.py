@@ -61,7 +61,7 @@ def test_plain_grpo_keeps_the_whole_group_and_moves_the_advantages() -> None:
     assert found.advantage_change_both_mean == pytest.approx(sum(of_both) / 4)
 
 
-def test_the_setting_lowest_keeps_the_positives_with_the_fewest_failed_calls() -> None:
+def test_roc_lowest_keeps_the_positives_with_the_fewest_failed_calls() -> None:
     lowest = replace(RUN, roc=RocConfig(positives="lowest"))
     found = compute_difference(list_candidates(judged(), lowest))
     assert (found.other.positives, found.other.failed_call_share) == (2, 0.0)
@@ -84,7 +84,7 @@ def test_floor_and_keep_apply_from_the_command_line(tmp_path: Path) -> None:
     assert len(rebuild_training_rows(judged(), six)) == 6
 
 
-def test_other_settings_may_accept_a_rejected_group() -> None:
+def test_other_settings_can_accept_a_rejected_group() -> None:
     lost = judged([YOUNG[0], YOUNG[1], YOUNG[7]], accepted=False)
     assert rebuild_training_rows(lost, RUN) == []
     assert len(rebuild_training_rows(lost, replace(RUN, roc=RocConfig(enabled=False)))) == 3
@@ -145,7 +145,7 @@ def test_changed_settings_of_the_run_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
-def test_a_step_with_missing_events_is_left_out_and_later_steps_are_kept(share: float, tmp_path: Path) -> None:
+def test_only_the_step_with_missing_events_is_left_out(share: float, tmp_path: Path) -> None:
     world = live(0)
     folder = write_world_logs(world, tmp_path)
     with contextlib.closing(sqlite3.connect(folder.events / "head.sqlite")) as log, log:

@@ -42,7 +42,7 @@ def test_the_first_different_token_is_located_in_its_turn(position: int, within:
     assert (compared.same, compared.common_tokens) == (False, position)
 
 
-def test_a_prefix_is_not_the_same_and_does_not_diverge() -> None:
+def test_a_prefix_differs_from_the_whole_without_a_divergence() -> None:
     compared = compare(record(list(range(9))), record(list(range(6))), 2)
     assert (compared.same, compared.common_tokens, compared.divergence) == (False, 6, None)
 

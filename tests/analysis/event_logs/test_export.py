@@ -117,7 +117,7 @@ def test_a_track_contains_the_phases_of_a_trajectory(folder: RunFolder, tmp_path
 
 
 @pytest.mark.parametrize("live", [1, 3, 8])
-def test_a_trace_has_as_many_tracks_as_trajectories_at_the_same_time(tmp_path: Path, live: int) -> None:
+def test_a_trace_has_a_track_for_each_concurrent_trajectory(tmp_path: Path, live: int) -> None:
     """There are 400 trajectories with two phases each; `live` trajectories exist at the same time."""
     spans: list[TraceSpan] = []
     for number in range(400):

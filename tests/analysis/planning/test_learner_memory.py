@@ -33,7 +33,7 @@ def plan_rank(model: str, ranks: int, checkpointing: Checkpointing = "full") -> 
 
 
 @pytest.mark.parametrize("model", BY_HAND)
-def test_the_table_of_full_checkpointing_is_computed_from_the_parts(model: str) -> None:
+def test_memory_with_full_checkpointing_matches_figures_by_hand(model: str) -> None:
     config = read_qwen3(model)
     size = measure_model(config)
     activations = compute_activation_memory(config, TOKENS, 2, "full", has_packed_kernel=True)
@@ -43,7 +43,7 @@ def test_the_table_of_full_checkpointing_is_computed_from_the_parts(model: str) 
 
 
 @pytest.mark.parametrize("model", PLANNED)
-def test_the_plan_has_the_present_units_and_the_peak_of_a_step(model: str) -> None:
+def test_the_plan_has_the_peak_of_a_step_with_fsdp_units(model: str) -> None:
     planned = [plan_rank(model, ranks) for ranks in RANKS]
     assert tuple(round(rank.total / 1e9) for rank in planned) == PLANNED[model]
     size = measure_model(read_qwen3(model))

@@ -31,7 +31,7 @@ def count_free_cache_tokens(model: str, held: float) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "with_state", "without"), [("1.7B", 1_000_666, 1_180_693), ("4B", 559_746, 887_095)])
 @pytest.mark.parametrize("offload", ["between_steps", "optimizer"])
-def test_the_cache_may_use_the_memory_of_the_learners_state(
+def test_the_cache_can_use_the_memory_of_an_offloaded_state(
     model: str, with_state: int, without: int, offload: str
 ) -> None:
     """The numbers of tokens are those of docs/learner.md. One more token does not fit."""
@@ -43,7 +43,7 @@ def test_the_cache_may_use_the_memory_of_the_learners_state(
             assert find(plan, "GPU memory").fits == (more == 0)
 
 
-def test_while_engines_generate_the_state_is_in_main_memory() -> None:
+def test_the_state_is_in_main_memory_while_engines_generate() -> None:
     """Each of 8 GPUs has an eighth of the state."""
     kept, moved = (build_plan(make_colocated("4B", offload, gpus=8)) for offload in ("none", "between_steps"))
     state = 12 * PARAMETERS["4B"]  # master weights and two moments
@@ -55,7 +55,7 @@ def test_while_engines_generate_the_state_is_in_main_memory() -> None:
     assert hosts[1]["learner between steps"] == state
 
 
-def test_an_update_in_main_memory_leaves_activations_and_gathered_units_on_the_gpu() -> None:
+def test_with_an_update_in_main_memory_the_gpu_keeps_activations_and_gathered_units() -> None:
     kept, offloaded = (
         build_plan(make_colocated("4B", value, "sglang.memory_share=0.1", *RECOMPUTED))
         for value in ("none", "optimizer")

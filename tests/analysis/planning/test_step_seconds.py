@@ -12,7 +12,7 @@ from tests.analysis.planning.shipped_plans import find, get_bytes, make_inputs, 
 from tests.consoles import capture
 
 
-def test_a_step_of_the_report_takes_216_s_on_64_mi300x_and_33_min_on_8_h200() -> None:
+def test_the_reports_step_takes_216_s_on_64_mi300x_and_33_min_on_8_h200() -> None:
     """The step has 8,192 trajectories with 71M tokens. The FLOPs include the embedding, but not attention."""
     config = read_qwen3("14B")
     size = measure_model(config)
@@ -25,7 +25,7 @@ def test_a_step_of_the_report_takes_216_s_on_64_mi300x_and_33_min_on_8_h200() ->
     assert count_training_flops(size.active, 71e6, attention) / flops == pytest.approx(1.067, abs=0.005)
 
 
-def test_the_assumed_share_of_the_peak_scales_the_time_of_training() -> None:
+def test_training_time_is_inverse_to_the_assumed_mfu() -> None:
     slow, fast = (build_plan(make_inputs("4B", assumptions=Assumptions(mfu=mfu))).seconds for mfu in (0.2, 0.4))
     assert slow.training_s is not None
     assert fast.training_s is not None
@@ -33,7 +33,7 @@ def test_the_assumed_share_of_the_peak_scales_the_time_of_training() -> None:
     assert slow.generation_s == fast.generation_s
 
 
-def test_with_staleness_generation_and_training_overlap() -> None:
+def test_generation_and_training_overlap_with_staleness() -> None:
     base = ("sglang.colocate=false", "sglang.memory_share=0.3")
     serial, parallel = (
         build_plan(make_inputs("4B", *base, f"rl.max_staleness={staleness}")).seconds for staleness in (0, 1)

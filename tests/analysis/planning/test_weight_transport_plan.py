@@ -79,7 +79,7 @@ def test_embedded_engines_map_the_slots_and_need_nothing_else() -> None:
     assert "weight buckets" not in get_bytes(plan_host(inputs))
 
 
-def test_an_embedded_engine_on_the_gpu_of_a_single_rank_keeps_published_weights_on_that_gpu() -> None:
+def test_an_embedded_engine_and_a_rank_on_one_gpu_keep_published_weights_there() -> None:
     machines = make_machines("h100", gpus=1)
     shared, alone = (
         make_inputs("1.7B", f"engine.share_gpu_weights={value}", file="qwen3_1.7b_1gpu", machines=machines)
@@ -116,7 +116,7 @@ def test_the_plan_names_the_key_if_a_gpu_has_no_room_for_the_published_weights()
         ("learner.lora.rank=8", "learner.lora.publish=adapters"),
     ],
 )
-def test_other_runs_keep_no_published_weights_on_a_gpu(settings: tuple[str, ...]) -> None:
+def test_published_weights_stay_off_the_gpu_unless_engine_and_learner_share_it(settings: tuple[str, ...]) -> None:
     run = make_inputs("1.7B", *settings, file="qwen3_1.7b_1gpu").run
     assert run.engine.share_gpu_weights == "auto"
     assert not shares_gpu_weights(run)
@@ -132,7 +132,7 @@ def test_14b_fits_eight_h100_and_the_plan_prints_the_folders(stage: str) -> None
     assert "1 folder for all servers of the node, and 1 while an engine restarts" in text
 
 
-def test_the_plan_proposes_a_transport_without_folders_if_shared_memory_has_no_room_for_them() -> None:
+def test_a_transport_without_folders_is_proposed_if_shared_memory_is_short() -> None:
     inputs = make_14b()
     machines = make_machines("h100")
     plan = build_plan(PlanInputs(inputs.run, inputs.config, replace(machines, shared_memory_bytes=64 * GIB)))

@@ -123,7 +123,7 @@ def test_a_replacement_group_starts_when_the_replaced_group_ends(folder: Path) -
     assert begun == {0: 0.0, 1: pytest.approx(max(ends) + CLUSTER.latency_s)}
 
 
-def test_a_run_without_a_step_to_simulate_is_refused_with_the_file(folder: Path, tmp_path: Path) -> None:
+def test_a_run_without_a_complete_step_is_refused_with_the_file(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(AnalysisError, match=r"head.sqlite: step 4 was not collected; collected steps: 3"):
         load_recorded_step(RunFolder(folder.parent), 4)
     run = RunFolder(tmp_path)
@@ -142,7 +142,7 @@ def test_a_run_without_a_step_to_simulate_is_refused_with_the_file(folder: Path,
         load_recorded_step(run)
 
 
-def test_groups_outside_the_step_are_left_out(folder: Path, tmp_path: Path) -> None:
+def test_groups_of_other_steps_are_left_out(folder: Path, tmp_path: Path) -> None:
     run = RunFolder(shutil.copytree(folder.parent, tmp_path / "run"))
     append(run, 0.001, msg.StepRequested(4, 3))
     first = load_recorded_step(run).workload
@@ -158,7 +158,7 @@ def append(run: RunFolder, at: float, message: msg.AnyMessage, actor: str = "hea
     log.close()
 
 
-def test_engines_that_differ_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_engines_of_different_capacity_are_refused(folder: Path, tmp_path: Path) -> None:
     run = RunFolder(shutil.copytree(folder.parent, tmp_path / "run"))
     append(run, 0.0, msg.EngineJoined("generator-1", 8192, 16, 0), "head/arbiter")
     with pytest.raises(AnalysisError, match="differ in capacity"):

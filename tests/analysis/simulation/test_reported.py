@@ -73,7 +73,7 @@ def test_the_report_has_the_step_and_the_utilization_over_time(reported: Reporte
     assert executor.running_mean * executor.span_s == about(outcome.waits_s["tools"])
 
 
-def test_a_recording_replaces_an_earlier_one(tmp_path: Path) -> None:
+def test_a_recording_replaces_an_earlier_recording(tmp_path: Path) -> None:
     for engine in ("generator-1", "generator-0"):
         recording = LogRecorder(tmp_path)
         recording.on_engine_started(0, engine, 100, 10)

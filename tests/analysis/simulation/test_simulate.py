@@ -59,7 +59,7 @@ def test_no_policy_beats_the_bounds(policy: SimulatedPolicy) -> None:
 
 
 @pytest.mark.parametrize("policy", LEASING)
-def test_engines_never_evict_under_policies_that_do_not_oversell(policy: SimulatedPolicy) -> None:
+def test_engines_do_not_evict_unless_a_policy_oversells(policy: SimulatedPolicy) -> None:
     assert outcome(policy).most_kv <= 1
     assert (outcome(policy).overflows, outcome(policy).evictions, outcome(policy).preemptions) == (0, 0, 0)
 

@@ -116,7 +116,7 @@ def test_turns_end_at_the_same_time_as_in_a_loop_over_steps(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_skipped_steps_equal_single_steps_when_pages_run_out(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_in_closed_form_equal_single_steps_when_pages_run_out(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     arrivals = drawn(seed, siblings=3)
     tight = cluster(kv_tokens=160)  # a trajectory needs up to 100 KV tokens
     skipping, stepping = (OneEngine([plan for _, plan in arrivals], tight) for _ in range(2))

@@ -222,7 +222,7 @@ class TestExecutors:
 
 
 class TestLaunches:
-    def test_phases_at_a_kill_end_with_the_last_line_of_that_launch(self, logs: Logs) -> None:
+    def test_open_phases_of_a_killed_launch_end_at_its_last_line(self, logs: Logs) -> None:
         logs.line("launcher", 0, "run.started", step=0)
         logs.line("generator-0", 1, "engine.started", kv_tokens=1000, page_tokens=10)
         logs.counted(10, 3, 4, 2, 0, generator_0=4)

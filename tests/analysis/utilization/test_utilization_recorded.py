@@ -109,7 +109,7 @@ def test_totals_agree_with_the_event_log(recorded: Recorded) -> None:
 
 
 @pytest.mark.slow
-def test_every_live_trajectory_is_in_one_phase_and_leaves_it(recorded: Recorded) -> None:
+def test_every_live_trajectory_is_in_exactly_one_phase(recorded: Recorded) -> None:
     _, rollout, use, _ = recorded
     assert max(rollout.live) == RUN.rl.prompts * RUN.rl.rollouts
     assert rollout.live[-1] == 0

@@ -61,7 +61,7 @@ def starting(*arguments: str) -> Generator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def test_a_section_at_its_limit_is_killed_with_the_processes_that_left_its_group(tmp_path: Path) -> None:
+def test_a_section_at_its_limit_is_killed_with_processes_outside_its_group(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     with starting("-c", RUN_STUBBORN, STUBBORN, str(pids)) as process:
         output, _ = process.communicate(timeout=60)
@@ -78,7 +78,7 @@ def test_a_section_at_its_limit_leaves_no_temporary_files() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_run_ends_with_the_program_that_measures_it(number: signal.Signals) -> None:
+def test_a_measured_run_ends_with_the_program(number: signal.Signals) -> None:
     """The program, the section, the launcher and the processes of the run end: five processes or more."""
     with starting(*DEMO) as process:
         wait_until(lambda: len(family(process.pid)) >= 5)
@@ -91,7 +91,7 @@ def test_a_run_ends_with_the_program_that_measures_it(number: signal.Signals) ->
     assert not [pid for pid in members if is_running(pid)]
 
 
-def test_a_section_that_exceeds_its_limit_is_an_error_and_other_sections_run(tmp_path: Path) -> None:
+def test_a_section_beyond_its_limit_is_an_error_and_other_sections_run(tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
     limited = run_program("gpu --quick --only passes_small --limit-s 0.2 --out", str(out), code=1)
     error = limited["passes_small.error"]
