@@ -5,9 +5,9 @@
 A message is a StartGroup of 64 ids and 200 characters; the sender encodes it and the receiver
 decodes it, over the bus and over the bare sockets (PUSH and PULL, one frame per message). Bus and
 sockets alternate by round; the ratio is the median of the rounds' ratios. The round trip is
-measured with one message at a time on an idle bus. The peers are separate buses in two processes; each answers a
-message of the measured bus. Then `messages` messages are streamed, and the memory of both ends is
-measured. `--quick` streams fewer messages.
+measured with one message at a time on an idle bus. The peers are separate buses in two processes;
+each answers a message of the measured bus. Then `messages` messages are streamed, and the memory
+of both ends is measured. `--quick` streams fewer messages.
 """
 
 import asyncio

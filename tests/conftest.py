@@ -50,7 +50,7 @@ _SLOW_AS_A_WHOLE = re.compile(r"^pytestmark = .*\bpytest\.mark\.slow\b", re.MULT
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import files that have only slow tests, which takes seconds, if slow tests are left out."""
+    """If slow tests are left out, do not import files that have only slow tests: the imports take seconds."""
     if collection_path.suffix != ".py" or not config.option.markexpr.startswith("not slow"):
         return None
     return True if _SLOW_AS_A_WHOLE.search(collection_path.read_text()) else None

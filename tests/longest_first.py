@@ -46,7 +46,7 @@ def order_files(files: list[str], durations_s: dict[str, float]) -> list[str]:
 
 
 def start_apart(files: list[str], shared: set[str], workers: int) -> list[str]:
-    """Let only one file in `shared` start at first: workers with others would wait until it has made the shared run."""
+    """Let only one file in `shared` start at first. It makes the shared run, for which other such files would wait."""
     first: list[str] = []
     for file in files:
         if len(first) < workers and (file not in shared or shared.isdisjoint(first)):

@@ -33,7 +33,7 @@ def is_running(pid: int) -> bool:
 
 
 def processes_that_name(text: str) -> list[str]:
-    """Return the command lines that contain `text`, of all other processes."""
+    """Return the command lines of other processes that contain `text`."""
     found: list[str] = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):

@@ -94,7 +94,7 @@ class Recording:
 
 
 def write_world_logs(world: World, path: Path, launches: int = 1) -> RunFolder:
-    """Write a run folder with the logs of a simulated run, repeated for each launch."""
+    """Write a run folder with the logs of a simulated run. Each launch repeats the same events."""
     folder = RunFolder(path)
     for process, kept in world.logs.items():
         log = EventLog(folder.events / f"{process}.sqlite")

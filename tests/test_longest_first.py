@@ -18,7 +18,7 @@ from tests.longest_first import (
 )
 
 
-def test_long_files_come_first_and_unknown_files_count_as_the_median() -> None:
+def test_long_files_come_first_and_unknown_files_have_the_median_duration() -> None:
     durations_s = {"short": 1.0, "middle": 5.0, "long": 60.0, "not selected": 7.0}
     assert order_files(["short", "new", "long", "middle"], durations_s) == ["long", "new", "middle", "short"]
     assert order_files(["b", "a"], {}) == ["b", "a"]
@@ -30,7 +30,7 @@ def test_one_worker_makes_the_shared_run() -> None:
     assert start_apart(["a", "b"], {"a", "b"}, 2) == start_apart(["a", "b"], set(), 2) == ["a", "b"]
 
 
-def test_only_worker_processes_sort_and_tests_of_a_file_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_workers_sort_files_and_the_tests_of_a_file_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(longest_first, "read_durations", lambda: {"a.py": 1.0, "b.py": 2.0})
     items: list[Any] = [SimpleNamespace(nodeid=nodeid) for nodeid in ("a.py::1", "b.py::2", "b.py::1")]
     worker = SimpleNamespace(workerinput={"workercount": 2})

@@ -111,7 +111,7 @@ def test_task_check_accepts_a_task_of_the_users_package(python: Path, project: P
     assert "shout" in run(python, project, *asterism, "--set", "reward.functions.score=tasks.mine:score")
 
 
-def test_no_process_of_a_run_loads_a_module_under_two_names(python: Path, project: Path, tmp_path: Path):
+def test_processes_of_a_run_load_each_module_under_one_name(python: Path, project: Path, tmp_path: Path):
     (tmp_path / "sitecustomize.py").write_text(RECORD_MODULES)
     (tmp_path / "modules").mkdir()
     variables = {"PYTHONPATH": str(tmp_path), "MODULES_FOLDER": str(tmp_path / "modules")}

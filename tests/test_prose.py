@@ -27,7 +27,7 @@ PATTERN = re.compile(
 )
 WORD = re.compile(r"[\w-]+")
 PRODUCT_FOLDERS = FOLDERS[:-2]
-# A docstring must not begin so: it would have no subject or imperative, and a hover shows no function name.
+# A docstring that begins so has no subject or imperative. A hover shows it without the function's name.
 FRAGMENT = re.compile(
     r"(Of|In|At|By|For|As|From|Under|With|Without|To|On|Until|Since|Whether|How|What|Only|Also|Not|None|Empty|Whole"
     r"|Those|That of|Such as|Called|Used|Done) "

@@ -16,11 +16,11 @@ LARGER_PACKAGES = {
     "engine/model": 17,  # LoRA adapters have two modules, too few for a package
 }
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_CLASS_LINES = 400, 40, 250
-# policies/losses/logits_chunks.py is small because the plan of memory reads it without torch, and
-# policies/groups/group_filters.py because a term of the configuration has a file of its name. A further record of a
-# table, such as a metric sink, is often a small file, too.
+# policies/losses/logits_chunks.py is small because the plan of memory imports it without torch, and
+# policies/groups/group_filters.py because its file has the name of a key. Each new record of a table, such as a metric
+# sink, often adds another small file.
 SMALL_FILE_LINES, MAX_SMALL_FILES = 45, 20
-# Module names that two packages may use. `errors` and `contract` have the same role wherever they are.
+# Module names that several packages can have. `errors` and `contract` have the same role in each package.
 # A benchmark program has the name of its subject: `python -m benchmarks.bus` is an interface.
 SHARED_NAMES = {"__init__", "__main__", "errors", "contract"}
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)

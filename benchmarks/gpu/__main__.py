@@ -18,8 +18,8 @@ the figures of the section's other parts. Facts of the machine come first, then 
     step_MODEL_TOKENS_VARIANT  the step with another setting of compilation or checkpointing, or with equal lengths
 
 With `--out`, each result is appended to FILE when its section ends, and a later call skips the sections that have
-figures in FILE: an interrupted measurement continues. `--budget-s` skips sections with an estimate above
-the rest of the time. `--quick` uses small models; on a machine without a GPU it runs on the CPU.
+figures in FILE: an interrupted measurement continues. `--budget-s` skips sections with an estimate that
+exceeds the remaining time. `--quick` uses small models; on a machine without a GPU it runs on the CPU.
 """
 
 import time

@@ -75,7 +75,7 @@ def build_command(*arguments: str) -> list[str]:
 
 
 def run_limited(arguments: list[str], limit_s: float, *, progress: Path | None = None) -> Finished:
-    """Run Python with `arguments`. With `progress`, output is shown, and each change of that file restarts the limit.
+    """Run Python with `arguments`. With a file `progress`, show the output, and restart the limit if the file changes.
 
     When the call returns, or raises SystemExit on SIGTERM, all descendants of this process are dead.
     """

@@ -86,7 +86,7 @@ def _measure_path(model: CausalLM, device: torch.device, parent: Path, *, is_sha
 def _change_weights(
     publisher: WeightPublisher, engine: WeightEngine, version: int, device: torch.device
 ) -> tuple[float, LoadedWeights]:
-    """Return the seconds of the publication, and the engine's answer with the log lines of both processes."""
+    """Publish a version. Return the seconds, and the engine's answer with the log lines of both processes."""
     synchronize(device)
     began = time.perf_counter()
     with capture_logs() as events:

@@ -90,7 +90,7 @@ def draw_lengths(tokens: int, micro_batches: int) -> list[int]:
 
 
 def make_sequences(lengths: Sequence[int], vocabulary: int, groups: int | None = None) -> list[TrainingSequence]:
-    """Make a sequence for each length. It has one more token; all tokens but the first are in the loss.
+    """Make a sequence of length + 1 tokens for each length. All tokens but the first are in the loss.
 
     The sequences are assigned to `groups` in turn; without `groups`, each sequence has its own group.
     """

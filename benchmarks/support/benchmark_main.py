@@ -46,7 +46,7 @@ class Flag(NamedTuple):
         return self.name.lstrip("-").replace("-", "_")
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
-        """Add the flag. A default `False` makes a switch, and a list makes a flag that may be repeated."""
+        """Add the flag. A default `False` makes a switch, and a list makes a flag that can be repeated."""
         if self.default is False:
             parser.add_argument(self.name, action="store_true", help=self.text)
             return

@@ -37,7 +37,7 @@ ADAPTERS = LoraOptions(16, 32.0, (*ATTENTION_TARGETS, *MLP_TARGETS))
 
 
 def measure_local_transfer(memory: Path, *, quick: bool, rounds: int) -> dict[str, float]:
-    """Measure CPU seconds per GB of the weights in float32, for engines in float32 and in bfloat16.
+    """Measure the CPU seconds per GB of float32 weights, for engines in float32 and in bfloat16.
 
     The round with the lowest CPU time counts. The first round is not counted, because it allocates the slot.
     """

@@ -9,7 +9,7 @@ from asterism.tasks.tiny.questions import Question, fill_expression, is_prime
 
 
 def write_derivation(question: Question) -> str:
-    """Write a derivation of the answer. It ends with the answer."""
+    """Write a derivation that ends with the answer."""
     return _DERIVATIONS[question.family](question)
 
 

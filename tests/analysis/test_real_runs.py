@@ -67,7 +67,7 @@ def simulated(folder: RunFolder, **changes: Any) -> str:
     return capture(lambda console: simulate_workload(options, console))
 
 
-def test_totals_agree_in_report_summary_metrics_logs_and_pictures(
+def test_report_summary_metrics_logs_and_pictures_have_equal_totals(
     finished_run: tuple[RunFolder, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = finished_run[0]
@@ -112,7 +112,7 @@ def test_totals_agree_in_report_summary_metrics_logs_and_pictures(
     assert f"1 executor, {totals.ended:,} trajectories in {use.span_s - use.timeline.begin_s:,.1f} s" in time
 
 
-def test_a_simulated_recorded_step_has_the_same_trajectories(trained: RunFolder) -> None:
+def test_the_simulation_of_a_recorded_step_has_the_same_trajectories(trained: RunFolder) -> None:
     """`python -m benchmarks.validation` compares the durations."""
     for number in (1, 2):
         step = load_recorded_step(trained, number)

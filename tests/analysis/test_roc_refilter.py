@@ -47,7 +47,7 @@ def test_the_runs_own_settings_keep_the_same_trajectories() -> None:
     assert (same.run, same.both, same.advantage_change_mean) == (same.other, 4, 0.0)
 
 
-def test_plain_grpo_keeps_the_whole_group_and_moves_the_advantages() -> None:
+def test_plain_grpo_keeps_the_whole_group_and_changes_the_advantages() -> None:
     plain = replace(RUN, roc=RocConfig(enabled=False))
     candidates = list_candidates(judged(), plain)
     assert [each.other_advantage is not None for each in candidates] == [True] * 8
@@ -84,7 +84,7 @@ def test_floor_and_keep_apply_from_the_command_line(tmp_path: Path) -> None:
     assert len(rebuild_training_rows(judged(), six)) == 6
 
 
-def test_other_settings_can_accept_a_rejected_group() -> None:
+def test_changed_settings_can_accept_a_rejected_group() -> None:
     lost = judged([YOUNG[0], YOUNG[1], YOUNG[7]], accepted=False)
     assert rebuild_training_rows(lost, RUN) == []
     assert len(rebuild_training_rows(lost, replace(RUN, roc=RocConfig(enabled=False)))) == 3

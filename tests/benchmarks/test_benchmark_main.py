@@ -82,7 +82,7 @@ def test_a_flag_error_in_the_measurement_is_shown_with_the_usage(
     assert "--only: unknown name 'none'; known: one" in capsys.readouterr().err
 
 
-def test_the_table_precedes_the_json_line_and_an_async_program_gets_a_temporary_folder(
+def test_an_async_program_has_a_temporary_folder_and_prints_its_table_first(
     run: Callable[..., list[str]],
 ) -> None:
     folders: list[Any] = []

@@ -31,7 +31,7 @@ def test_the_median_of_a_round_excludes_its_first_and_last_step() -> None:
     assert compute_figures([make_steps(0.8, 0.6, 0.6), make_steps(0.6, 0.6, 0.6)])["reward_s"] is None
 
 
-def test_figures_have_the_trained_rows_and_tokens_and_zero_for_a_step_without_an_update() -> None:
+def test_rows_and_tokens_of_a_step_without_an_update_count_as_zero() -> None:
     steps = make_steps(0.5, 0.5, 0.5, 0.5)
     steps[1] |= {"rows": 128.0, "tokens": 4000.0}
     figures = compute_figures([steps])

@@ -1,5 +1,5 @@
-"""An MCP server with a counter for each session. `mcp_server.py`: on stdin and stdout; `mcp_server.py http`: on a
-loopback port, which it prints, over HTTP; `mcp_server.py http PORT`: on this port.
+"""An MCP server with a counter for each session. `mcp_server.py` serves stdin and stdout; `mcp_server.py http [PORT]`
+serves HTTP on a loopback port, and prints the port.
 
 Runs in .venv-bridges.
 """
@@ -19,7 +19,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ImageContent, TextContent
 
 server = MCPServer("counter", log_level="ERROR")
-counts: Counter[str] = Counter()  # keys: sessions
+counts: Counter[str] = Counter()  # by session
 
 
 @server.tool()

@@ -1,4 +1,4 @@
-"""An OpenEnv server of a guessing game: `openenv_server.py MAX_SESSIONS`, on a loopback port, which it prints.
+"""An OpenEnv server of a guessing game. `openenv_server.py MAX_SESSIONS` serves a loopback port, and prints the port.
 
 Runs in .venv-bridges. The environment is created with `create_app`, as the servers of OpenEnv do.
 """

@@ -15,7 +15,7 @@ _CHUNK = b": ping\n\n" * (1 << 15)
 
 
 class HostileServer(ThreadingHTTPServer):
-    """A server whose answer depends on the first part of the path. It counts its bytes and requests to /internal."""
+    """A server whose answer depends on the first part of the path. It counts sent bytes, and requests to /internal."""
 
     daemon_threads = True
     sent_bytes = num_internal = 0

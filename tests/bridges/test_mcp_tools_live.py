@@ -89,7 +89,7 @@ def test_a_server_that_is_killed_between_calls_is_a_fault(parameters: dict[str, 
     assert [name for name, _ in errors] == ["Fault", "Fault"]
 
 
-def test_a_session_of_a_restarted_server_is_a_fault_and_reset_opens_another(server: BridgeServer) -> None:
+def test_a_session_of_a_restarted_server_is_a_fault_until_a_reset(server: BridgeServer) -> None:
     restart = [*MCP_SERVER, "http", str(server.port)]
     error, count = run_client("outlive_server", url=f"{server.url}/mcp", restart=restart)
     assert error[0] == "Fault"

@@ -62,7 +62,7 @@ async def test_two_sessions_have_separate_environments(shared: BridgeServer) -> 
     await asyncio.gather(first.close(), second.close())
 
 
-async def test_errors_of_an_action_are_texts_for_the_model_and_the_episode_continues(shared: BridgeServer) -> None:
+async def test_an_error_of_an_action_is_a_text_for_the_model_and_the_episode_continues(shared: BridgeServer) -> None:
     dialogue = make_dialogue(shared)
     await dialogue.init({"seed": 3})
     not_a_number = await say(dialogue, "three")

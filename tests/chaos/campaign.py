@@ -1,7 +1,7 @@
 """`python -m tests.chaos.campaign [--runs 40] [--seed 0] [--kind mixed]`: runs of the tiny recipe with faults by seed.
 
-Of three mixed runs, one is over hosts, which may be disconnected from each other, and one has two learner ranks, each of
-which may be killed or stopped. With --kind resumptions each run is killed as a whole once, at a random moment, and resumed.
+Of three mixed runs, one is over hosts, which can be disconnected from each other, and one has two learner ranks, which
+can be killed or stopped. With --kind resumptions, each run is killed as a whole at a random moment, and resumed.
 
 Prints a line for each run, and the seed, history and violations of a failed run; its folder is kept. The last line is
 JSON. Exits with 1 if a run failed, and with 2 if hosts cannot be made on this machine.

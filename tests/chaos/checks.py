@@ -49,7 +49,7 @@ def count_failures(result: PlayResult) -> int:
 
 
 def _find_missing_lines(folder: RunFolder) -> set[int]:
-    """Return steps without a metrics line, whose checkpoint a launch resumed (actors/runtime/resume_point.py)."""
+    """Return steps without a metrics line. A launch resumed from their checkpoint (actors/runtime/resume_point.py)."""
     resumed = {int(entry["step"]) for entry in read_log_entries(folder, "run.started")} - {0}
     return resumed - {int(line["step"]) for line in metrics(folder, "step")}
 

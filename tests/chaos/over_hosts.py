@@ -20,7 +20,7 @@ PORT = 29_700
 EXPECTED_EXIT_CODES = 0, 130  # exit codes of a joined node after the end of the run, and after an interrupt
 NODE_EXIT_TIMEOUT_S = 2 * HEARTBEAT_TIMEOUT_S  # seconds after the run's end until a node is terminated
 NODE_TERMINATE_TIMEOUT_S = 60.0
-_CACHE = "tmp/torchinductor_"  # prefix of the folder of torch's cache, which may remain
+_CACHE = "tmp/torchinductor_"  # folder of torch's cache, which is no leftover
 _PROGRAMS = {"learner": "asterism.engine.learner", "weights": "asterism.engine.weight_transfer.weight_server"}
 
 

@@ -16,7 +16,7 @@ TARGETS = (
 )
 NUM_RANKS = 2  # in runs with several learner ranks, in which "learner" is torchrun's agent
 RANK_TARGETS = tuple(name_learner_rank(rank, NUM_RANKS) for rank in range(NUM_RANKS))
-# The launcher with its processes. On host 0 it is the run, which is resumed; on others a node, which joins again.
+# The launcher with its processes. On host 0, this is the run, which is resumed; elsewhere a node, which joins again.
 LAUNCHER = "launcher"
 HOST = "host"  # all processes of a host
 

@@ -119,7 +119,7 @@ def test_a_kill_closes_connections_but_a_power_off_does_not(hosts: Hosts) -> Non
     assert hosts[1].list_connections() != []
 
 
-def test_killing_the_creator_removes_its_hosts() -> None:
+def test_hosts_are_removed_if_their_creator_is_killed() -> None:
     making = """
 import sys
 from tests.cluster.hosts import Hosts

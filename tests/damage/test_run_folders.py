@@ -1,4 +1,4 @@
-"""One changed byte in a file of a finished or interrupted run has no effect, or an error names the file."""
+"""One changed byte in a file of a finished or interrupted run has no effect, or it causes an error."""
 
 import shutil
 import signal

@@ -81,7 +81,7 @@ DRY_RUN = tuple(
     f"make {target}" for target in ("test", "nightly", "coverage", "check", "simulate-faults", "fuzz", "sandbox-image")
 )
 
-# By first words of a command: what it needs beyond a single machine without a GPU.
+# By first words of a command: what the command needs beyond a single machine without a GPU.
 NEEDS = {
     "asterism data fetch": "a network (tests/actors/cli/test_data_commands.py)",
     "asterism chat http": "a server (tests/engine/openai, tests/sglang)",

@@ -29,7 +29,7 @@ PAGE = ROOT / "docs" / "guide.md"
 COMMANDS = list_printed_commands(PAGE)
 RUN, RESUME = "asterism run math.toml", "asterism run math.toml --resume"
 RENDER = "asterism data render math.toml --source train"
-# Replacements in the printed configuration and commands, which make sizes small and devices CPUs.
+# Replacements in the printed configuration and commands: smaller sizes, and CPUs instead of GPUs.
 SIZES = {
     "prompt_tokens = 1024": "prompt_tokens = 32\nmax_turns = 4\nresult_characters = 256",
     "\nresponse_tokens = 4096": "\nresponse_tokens = 128",
@@ -143,7 +143,7 @@ def test_the_cold_start_learns_the_dialogues_and_later_stages_run(walk: Walk) ->
     assert "stage long: finished" in walk.printed[RESUME]
 
 
-def test_the_report_shows_both_stages_and_where_the_time_went(walk: Walk) -> None:
+def test_the_report_shows_both_stages_and_the_parts_of_the_time(walk: Walk) -> None:
     assert walk.printed["asterism report runs/math"].count("correct answers, greedy") == 2
     assert (walk.folder / "runs/math/stages.png").read_bytes().startswith(b"\x89PNG")
     use = json.loads((walk.folder / "runs/math/2_long/utilization.json").read_text())

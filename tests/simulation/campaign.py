@@ -53,7 +53,7 @@ def plan(seed: int) -> tuple[RunConfig, Faults]:
 
 
 def _resample(run: RunConfig) -> RunConfig:
-    """Enable RoC. It needs groups of four, which need a bus window of twice the size."""
+    """Enable RoC, which needs groups of four. Double the bus window, because the groups are twice as large."""
     rl = replace(run.rl, rollouts=2 * run.rl.rollouts)
     return replace(run, rl=rl, roc=RocConfig(), bus=BusConfig(2 * run.bus.queue_messages))
 

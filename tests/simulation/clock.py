@@ -25,7 +25,7 @@ class _JumpingSelector(selectors.DefaultSelector):
     loop: VirtualLoop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout == 0:  # callbacks are ready: skip the costly system call
+        if timeout == 0:  # no system call, which is costly, while callbacks are ready
             return []
         ready = super().select(0)
         if not ready and timeout is None:

@@ -24,7 +24,7 @@ from asterism.bus.transport.reliable_transport import LinkLimits, ReliableTransp
 
 _APART_S = 1e-9  # seconds between packets: the loop does not order timers with equal times
 _WAITING = 4  # limit of unread packets per connection
-_PER_S = 200.0  # packets per second of mean delay: the inverse of the delay
+_PER_S = 200.0  # 1 / mean delay in seconds
 
 
 class NetworkFaults(msgspec.Struct, frozen=True):

@@ -75,7 +75,7 @@ def test_a_step_that_ends_early_reports_its_length_bias() -> None:
 
 
 class KilledWorld(World):
-    """A world that kills launcher and processes when metrics and checkpoint of the second step exist."""
+    """A world that kills the launcher and all processes when the second step has metrics and a checkpoint."""
 
     async def store_metrics(self, message: AnyMessage) -> None:
         await super().store_metrics(message)

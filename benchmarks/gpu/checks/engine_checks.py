@@ -87,7 +87,7 @@ def check_published_weights(device: torch.device) -> Iterator[Measured]:
 
 
 def check_shared_weights(device: torch.device) -> Iterator[Measured]:
-    """Compare the weights of an engine in another process that maps the learner's memory: a GPU's, or a file."""
+    """Compare the weights of an engine in another process. It maps memory of the learner's GPU, or a file on a CPU."""
     config = build_small_config()
     model = build_small_model(config).to(device)
     with tempfile.TemporaryDirectory(dir=_MEMORY) as name, running_engine(config, device, Path(name)) as engine:

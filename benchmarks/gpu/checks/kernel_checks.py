@@ -21,7 +21,7 @@ _BLOCK_TOKENS = 250  # tokens per block of the exact scores, which bounds the me
 
 
 def check_segments(device: torch.device) -> Iterator[Measured]:
-    """Compare bfloat16 attention of packed sequences, one kernel on a GPU, with float32 attention of each sequence."""
+    """Compare bfloat16 attention of packed sequences with float32 attention of each sequence."""
     draws = torch.Generator(device).manual_seed(0)
     shapes = [(sum(_LENGTHS), heads, _HEAD_DIM) for heads in (_HEADS, _KV_HEADS, _KV_HEADS)]
     given = [torch.randn(shape, device=device, generator=draws).to(torch.bfloat16) for shape in shapes]

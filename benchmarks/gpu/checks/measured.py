@@ -32,7 +32,7 @@ def compute_relative_error(found: Tensor, expected: Tensor, smallest_norm: float
 
 
 def compute_worst_error(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """Return the largest relative error of a tensor. Errors are relative to 1% of the norm of all tensors at least.
+    """Return the largest error of a tensor, relative to its norm or to 1% of the norm of all tensors if this is larger.
 
     Some gradients, such as that of the key bias, are almost 0: their rounding errors have no meaning.
     """

@@ -1,4 +1,4 @@
-"""Counts the kernels of compiled functions. Inductor's scheduler for CUDA decides which operations it fuses.
+"""Counts the kernels of compiled functions. Inductor's scheduler for CUDA decides which operations share a kernel.
 
 A dispatch mode misses operations inside compiled code. Dynamo and AOTAutograd therefore trace a function on fake CUDA
 tensors, with its checkpointing, and divide it into a forward and a backward graph as torch.compile does. Inductor lowers

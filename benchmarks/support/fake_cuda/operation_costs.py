@@ -129,7 +129,7 @@ def count_memory(tensor: Tensor) -> int:
 
 
 def _list_mutated(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """List the operands that an operation without a result writes, such as an optimizer's update of many parameters."""
+    """List the operands that an operation without a result writes. An example is an update of many parameters."""
     declared = func._schema.arguments
     named = zip((each.name for each in declared), args, strict=False)
     values = dict(named) | dict(kwargs)

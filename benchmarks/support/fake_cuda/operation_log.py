@@ -67,7 +67,7 @@ class MixedDevices(NamedTuple):
 class LiveMemory:
     """Bytes of the live CUDA tensors, as in torch's caching allocator without fragments.
 
-    Each storage counts once, from the first operation that returns it until it is freed.
+    Each storage counts once, from its first appearance in a result until it is freed.
     """
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class OperationLog(TorchDispatchMode):
     def _check_devices(
         self, func: Any, base: str, args: Sequence[Any], given: Sequence[Tensor], site: CallSite
     ) -> None:
-        """Record mixed devices other than scalars on the CPU, and the host's wait for a mask that is an index."""
+        """Record mixed devices, unless the CPU tensors are scalars. Record the host's wait if an index is a mask."""
         on_cuda = [is_on_cuda(each) for each in given]
         if any(on_cuda) and any(each.dim() for each, is_there in zip(given, on_cuda, strict=True) if not is_there):
             self.mixed.append(MixedDevices(func.name(), site))
@@ -188,7 +188,7 @@ class OperationLog(TorchDispatchMode):
             self.syncs.append(Sync(f"{base} by a mask", site))
 
     def _copy(self, base: str, args: Sequence[Any], kwargs: Mapping[str, Any], site: CallSite) -> Tensor | None:
-        """Return the result of a copy between host and device; None for any other copy."""
+        """Return the result of a copy between host and device. Return None for any other copy."""
         source = args[1] if base == "copy_" else args[0]
         target: Any = args[0] if base == "copy_" else torch.device(kwargs.get("device") or source.device)
         to_device, from_device = is_on_cuda(target), is_on_cuda(source)

@@ -93,7 +93,7 @@ def patch_torch() -> None:
         "device_count": _always(1),
         "current_device": _always(0),
         "set_device": _always(None),
-        "_lazy_init": _always(None),  # called by Dynamo, which reads the current stream
+        "_lazy_init": _always(None),  # Dynamo calls this function to read the current stream
         "synchronize": _synchronize,
         "Stream": _Stream,
         "Event": _Event,
@@ -101,9 +101,9 @@ def patch_torch() -> None:
         "stream": _always(nullcontext()),
         "get_device_capability": _always((_GPU.major, _GPU.minor)),
         "get_device_properties": _always(_GPU),
-        "get_rng_state": _always(torch.zeros(16, dtype=torch.uint8)),  # saved by AOTAutograd
+        "get_rng_state": _always(torch.zeros(16, dtype=torch.uint8)),  # AOTAutograd saves this value
         "set_rng_state": _always(None),
-        "is_current_stream_capturing": _always(False),  # called by the fused optimizer
+        "is_current_stream_capturing": _always(False),  # the fused optimizer calls this function
     }
     for name, replacement in replacements.items():
         setattr(torch.cuda, name, replacement)

@@ -27,7 +27,7 @@ _ANSWER_TIMEOUT_S = 60.0  # maximum time between two answers
 
 
 class ExecutorUnresponsive(Exception):
-    """The executor exited or sent no answer within the timeout."""
+    """The executor exited, or it sent no answer within the timeout."""
 
 
 class BurstMemory(msgspec.Struct, frozen=True):
@@ -179,7 +179,7 @@ def _measure_memory(executor: int, servers: list[int]) -> BurstMemory:
 
 
 def run_burst(backend: str, core: int, calls: int) -> BurstResult:
-    """Run the burst, with this process off `core` if it has another core."""
+    """Run the burst. This process leaves `core` if another core is available."""
     before = os.sched_getaffinity(0)
     others = set(range(os.cpu_count() or 1)) - {core}
     os.sched_setaffinity(0, others or before)

@@ -20,9 +20,7 @@ from asterism.analysis.evaluation.answer_statistics import (
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=9), st.data())
-def test_pass_at_k_is_the_share_of_k_answer_choices_with_a_correct_answer(
-    answers: list[bool], data: st.DataObject
-) -> None:
+def test_pass_at_k_is_the_share_of_draws_with_a_correct_answer(answers: list[bool], data: st.DataObject) -> None:
     k = data.draw(st.integers(1, len(answers)))
     choices = list(combinations(answers, k))
     expected = sum(map(any, choices)) / len(choices)

@@ -54,7 +54,7 @@ def test_shipped_configurations_fit_their_machines(
     assert find(plan, "GPU memory").needed_bytes > 0.5 * inputs.machines.gpu.memory_bytes
 
 
-def test_14b_without_checkpointing_does_not_fit_on_eight_gpus_and_the_plan_names_a_mode() -> None:
+def test_the_plan_names_a_checkpointing_mode_if_14b_does_not_fit_without() -> None:
     plan = build_plan(
         make_inputs("14B", KEEPS_ALL, "stage=12k", file="rstar2_14b_8gpu", machines=make_machines("h200"))
     )

@@ -44,7 +44,7 @@ def test_generation_and_training_overlap_with_staleness() -> None:
     assert parallel.step_s == max(serial.generation_s, serial.training_s)
 
 
-def test_without_rl_a_step_is_one_of_the_cold_start() -> None:
+def test_without_rl_the_plan_has_a_step_of_the_cold_start() -> None:
     config = read_qwen3("14B")
     for settings, tokens in (((), 524_288), (("sft.tokens_per_step=0",), 64 * 16_384)):
         inputs = make_inputs("14B", *settings, file="rstar2_cold_start", machines=make_machines("h200"))

@@ -17,7 +17,7 @@ BUCKET = 2 * 151_936 * 5120  # the embedding, which exceeds sglang.bucket_mib
 
 
 def make_14b(*overrides: str) -> PlanInputs:
-    """Plan for eight servers that share the learner's GPUs."""
+    """Build plan inputs with eight servers that share the learner's GPUs."""
     return make_inputs("14B", *overrides, file="rstar2_14b_8gpu", machines=make_machines("h100"))
 
 
@@ -25,7 +25,7 @@ def list_shared(inputs: PlanInputs) -> dict[str, float]:
     return get_bytes(plan_shared_memory(inputs))
 
 
-def test_eight_servers_with_folders_need_two_slots_and_two_folders_instead_of_eight() -> None:
+def test_eight_servers_with_folders_need_two_slots_and_two_folders() -> None:
     inputs = make_14b()
     assert inputs.run.engine.num_engines == 8
     assert list_shared(inputs) == {"published weights": 2 * WHOLE, "weights for servers": MAX_FOLDERS * WHOLE}
@@ -35,16 +35,14 @@ def test_eight_servers_with_folders_need_two_slots_and_two_folders_instead_of_ei
 
 
 @pytest.mark.parametrize(("transport", "buckets"), [("tensor", 6), ("group", 2)])
-def test_transfers_in_buckets_need_no_folder_but_main_memory_and_a_bucket_on_each_gpu(
-    transport: str, buckets: int
-) -> None:
+def test_transfers_in_buckets_need_main_memory_and_gpu_memory_but_no_folder(transport: str, buckets: int) -> None:
     inputs = make_14b(f"sglang.weights={transport}")
     assert list_shared(inputs) == {"published weights": 2 * WHOLE}
     assert get_bytes(plan_host(inputs))["weight buckets"] == 8 * buckets * BUCKET
     assert get_bytes(plan_gpu(inputs))["weight bucket"] == BUCKET
 
 
-def test_ipc_handles_need_no_main_memory_but_buckets_and_a_context_on_each_gpu() -> None:
+def test_ipc_transfers_need_gpu_memory_but_no_main_memory() -> None:
     inputs = make_14b("sglang.weights=ipc")
     assert list_shared(inputs) == {"published weights": 2 * WHOLE}
     assert "weight buckets" not in get_bytes(plan_host(inputs))

@@ -52,7 +52,7 @@ class TestEngines:
         assert (use.starting_s, use.active_s, use.busy_s) == pytest.approx((2, 13, 2.9))
         assert use.idle_s == pytest.approx(sum(use.idle_by_cause_s.values())) == pytest.approx(13 - 2.9)
 
-    def test_excess_busy_time_of_a_late_report_counts_before_the_report(self, logs: Logs) -> None:
+    def test_busy_time_beyond_the_interval_of_a_report_counts_earlier(self, logs: Logs) -> None:
         """A step of 2.5 s ends after the report at 3 s, so the report at 4 s has more than a second of busy time."""
         logs.line("generator-0", 0, "engine.started", kv_tokens=1000, page_tokens=10)
         logs.line("generator-0", 0, "weights.loaded", version=0, load_s=0.0)
@@ -73,7 +73,7 @@ class TestEngines:
         a_step(logs)
         assert engine_of(logs).running_mean == pytest.approx(4 * 0.5 / 13)
 
-    def test_running_sequences_come_from_the_counters_and_not_from_the_samples(self, logs: Logs) -> None:
+    def test_running_sequences_are_computed_from_counters_not_samples(self, logs: Logs) -> None:
         """Eight sequences run for one second between two samples. Both samples count 0 sequences."""
         logs.line("generator-0", 0, "engine.started", kv_tokens=1000, page_tokens=10)
         logs.line("generator-0", 0, "weights.loaded", version=0, load_s=0.5)
@@ -90,7 +90,7 @@ class TestEngines:
         use = engine_of(logs)
         assert (use.leased_tokens_mean, use.leased_tokens_peak) == pytest.approx((400 * 10 / 13, 400))
 
-    def test_falling_counters_mark_a_restart_and_downtime_is_not_counted(self, logs: Logs) -> None:
+    def test_a_falling_counter_is_a_restart_and_downtime_is_not_counted(self, logs: Logs) -> None:
         for begin in (0, 1000):
             logs.line("generator-0", begin, "engine.started", kv_tokens=1000, page_tokens=10)
             logs.load("generator-0", begin + 1, generated_tokens=50, evicted_tokens=7, busy_s=0.5)
@@ -194,7 +194,7 @@ class TestExecutors:
         }
         logs.line("executor-0", t, "executor.load", executor=f"executor-0/{incarnation}", **{**fields, **changes})
 
-    def test_incarnations_are_added(self, logs: Logs) -> None:
+    def test_counts_of_an_executors_incarnations_are_added(self, logs: Logs) -> None:
         self.load(logs, 0, 1)
         self.load(logs, 1, 1, done=3, busy_s=0.5, running_s=4, queued_s=1, running=5)
         self.load(logs, 10, 2, done=1, busy_s=1, running_s=2, queued_s=1)

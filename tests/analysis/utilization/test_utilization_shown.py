@@ -14,7 +14,7 @@ from asterism.configs.errors import UnusableInput
 from tests.analysis.utilization.log_lines import Logs
 from tests.consoles import capture
 
-pytestmark = pytest.mark.slow  # matplotlib draws
+pytestmark = pytest.mark.slow  # drawing with matplotlib takes seconds
 
 COLUMNS = 80
 

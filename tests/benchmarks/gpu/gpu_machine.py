@@ -12,7 +12,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-WHEELS = ("msgspec", "structlog", "pyzmq")  # packages that docs/gpu.md brings to the machine in a folder
+WHEELS = ("msgspec", "structlog", "pyzmq")  # wheels in the folder that is copied to the machine: docs/gpu.md
 _PACKAGE_NAMES = """
     absl-py accelerate aiofiles aiohappyeyeballs aiohttp aiosignal annotated-doc anyio attrs build certifi
     charset-normalizer click cloudpickle colorama contourpy coverage cycler einops execnet filelock flatbuffers

@@ -38,7 +38,7 @@ def test_each_section_has_a_function_that_takes_its_arguments(*, is_quick: bool)
         inspect.signature(section.import_function()).bind(device=None, **section.arguments)
 
 
-def test_each_limit_exceeds_the_estimate_and_the_main_sections_fit_into_a_call_of_ten_minutes() -> None:
+def test_limits_exceed_estimates_and_the_main_sections_fit_into_ten_minutes() -> None:
     sections = list_sections(is_quick=False)
     assert all(section.limit_s >= 1.5 * section.estimate_s for section in sections.values())
     main = list(sections)[: list(sections).index("run_1.7B") + 1]
