@@ -1,4 +1,4 @@
-"""Measure the gradient of an update with noise in the engine's log probabilities, and dtypes of logits. Prints JSON.
+"""Measure gradients under noise in the engine's log probabilities, and errors of logits by dtype. Prints JSON last.
 
     python -m benchmarks.mismatch [--seed 0] [--quick]
 

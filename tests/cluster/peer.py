@@ -1,4 +1,4 @@
-"""Runs a process with a bus that lines on its input control: peer.py PROCESS SOCKETS WINDOW
+"""Runs a process that has only a bus. Lines on its input are commands: peer.py PROCESS SOCKETS WINDOW
 
     send TO COUNT BYTES    start sending COUNT frames of that size, alternating between the lanes
     read [COUNT]           start receiving COUNT frames (default: all) and discarding them

@@ -126,7 +126,7 @@ class _CountingBackend:
 
 
 class _GraphOutputs:
-    """Makes a graph's outputs: its inputs, or new tensors. Outputs share memory as those of the graph do."""
+    """Makes the outputs of a call: inputs, or new tensors. Outputs that share memory in the graph share it here."""
 
     def __init__(self, graph: GraphModule) -> None:
         nodes = list(graph.graph.nodes)

@@ -164,7 +164,7 @@ def test_a_turn_continues_from_its_cache_after_its_lease_ended() -> None:
     world.request(0, lease=2)
     world.run()
     assert [turn.finish for turn in world.turns] == ["length", "stop"]
-    assert world.engine.get_load().prefilled_tokens == 10 + 1  # the last token drawn had no keys and values
+    assert world.engine.get_load().prefilled_tokens == 10 + 1  # the last drawn token has no keys and values
     assert world.engine.get_load().recomputed_tokens == 0
 
 
