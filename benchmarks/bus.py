@@ -3,11 +3,11 @@
     python -m benchmarks.bus [--quick]
 
 A message is a StartGroup of 64 ids and 200 characters; the sender encodes it and the receiver
-decodes it, over the bus and over the bare sockets (PUSH and PULL, one frame per message). The two
-alternate by round; the ratio is the median of the rounds' ratios. The round trip is that of one
-message at a time on an idle bus. The peers are separate buses in two processes; each answers a
-message of the measured bus. Then `messages` messages are streamed, and the memory of both ends is
-measured. `--quick` streams fewer messages.
+decodes it, over the bus and over the bare sockets (PUSH and PULL, one frame per message). Bus and
+sockets alternate by round; the ratio is the median of the rounds' ratios. The round trip is
+measured with one message at a time on an idle bus. The peers are separate buses in two processes;
+each answers a message of the measured bus. Then `messages` messages are streamed, and the memory
+of both ends is measured. `--quick` streams fewer messages.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ from benchmarks.support.echo_peer import MEASURER, MESSAGE, PEER, format_peer_na
 from benchmarks.support.log_speed import measure_log_events_per_s, measure_story_ms
 from benchmarks.support.process_usage import read_resident_mib
 
-PEER_PROCESSES = 2  # processes that hold the peers
+PEER_PROCESSES = 2  # processes that run the peers of the measured bus
 ROUNDS = 5
-_MARKS = 10  # measurements of memory
+_MARKS = 10  # number of memory measurements in a stream
 
 
 class ProcessPair:
-    """This process and an echo process, with both kinds of sockets."""
+    """This process and an echo process, connected by a bus and by bare sockets."""
 
     def __init__(self, bus: Bus, socket: zmq.asyncio.Socket, peer: Process) -> None:
         self._bus = bus
@@ -79,7 +79,7 @@ class ProcessPair:
         return read_resident_mib(os.getpid()), float(await self._peer.stdout.readline())
 
     async def stream(self, messages: int) -> dict[str, float]:
-        """Measure memory after the first tenth, when all queues have been full once, and its growth until the end."""
+        """Measure memory after a tenth of the messages, which has filled all queues, and its growth until the end."""
         marks: list[tuple[float, float]] = []
         began = time.perf_counter()
         for _ in range(_MARKS):

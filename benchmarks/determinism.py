@@ -1,10 +1,10 @@
-"""Measure the cost of `determinism = "strict"` against "fast": engine tokens/s, step time. Prints a JSON line last.
+"""Compare `determinism = "strict"` with "fast": engine tokens/s, and step time. Prints a JSON line last.
 
     python -m benchmarks.determinism [--checkpoint runs/demo/checkpoints/step_000000] [--steps 8] [--rounds 3] [--quick]
 
-Both modes alternate by round, and the best round of each counts; the engine is measured in CPU
-seconds. A strict engine multiplies all rows at once if that gives each row the same bits on this
-machine, and otherwise in tiles. The benchmark also reports the cost of tiles of 64, 16 and 4 rows.
+The modes alternate by round, and the fastest round of each mode counts. Seconds of the engine are CPU
+seconds. A strict engine multiplies all rows at once if a row's bits do not depend on the other rows on
+this machine, and otherwise in tiles. The benchmark also reports the cost of tiles of 64, 16 and 4 rows.
 """
 
 import time
@@ -87,7 +87,7 @@ def _measure_best_rates(cores: Mapping[str, EngineCore], prompts: NDArray[np.int
 
 
 def measure_steps(run: RunConfig, rounds: int) -> dict[str, float]:
-    """Measure the mean over counted steps, each in its fastest round."""
+    """Measure the mean seconds of the counted steps. The fastest round of each step counts."""
     runs = {"fast": replace(run, determinism="fast"), "strict": replace(run, determinism="strict")}
     found = alternate({kind: partial(run_over_processes, each) for kind, each in runs.items()}, rounds)
     fast_s, strict_s = (

@@ -3,9 +3,9 @@
     python -m benchmarks.generation [--threads 1] [--only alone|two_engines] [--quick]
                                     [--shape agent|reasoning] [--policies NAME,NAME]
 
-Both have the same model, threads and lengths, and sample at temperature 1 with no early stop. The
-benchmark drives the engine through its asyncio interface, as a run does. The two alternate, so
-that other load affects both; the best round counts.
+Engine and `generate` have the same model, threads and lengths, and sample at temperature 1 with no
+early stop. The benchmark drives the engine through its asyncio interface, as a run does. They
+alternate, so that other load on the machine affects both; the fastest round counts.
 
 A second part runs two engines with caches for a third of the demand, under several of the
 arbiter's policies (benchmarks/support/two_engines.py). `--shape` selects the workload
@@ -17,8 +17,8 @@ arbiter's policies (benchmarks/support/two_engines.py). `--shape` selects the wo
 `kv_lookahead_over_least_requests` is the ratio of the two policies' tokens/s. For each policy, the
 round with the median time counts.
 
-A lost cache costs relatively as much as on a GPU: the prefill of an agent's 640 tokens takes as
-long as 1.6 decode steps of a batch of 80. On an H100 with 14B parameters, the prefill of eight
+The relative cost of a lost cache is about that of a GPU: the prefill of an agent's 640 tokens takes
+as long as 1.6 decode steps of a batch of 80. On an H100 with 14B parameters, the prefill of eight
 times as many tokens takes 12 steps of a full cache (the roofline of
 analysis/simulation/cluster_model.py), and a turn has eight times as many steps.
 """

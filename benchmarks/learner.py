@@ -12,7 +12,7 @@ A model with 17M parameters trains in float32 and bfloat16. All variants take tu
     ratio_sorted             the same, with micro batches of sequences sorted by length
     tokens_per_s_eager       tokens per CPU second of the learner without compilation
     ratio_sorted_eager       the same as ratio_sorted, without compilation
-    compile_s                CPU seconds of the first update with compiled layers, and of the compilers; few if torch's
+    compile_s                CPU seconds of the first update with compiled layers, and of the compilers; low if torch's
                              cache (TORCHINDUCTOR_CACHE_DIR) has the code
     bf16_ratio_17m           bfloat16 over float32, without compilation
 
@@ -97,7 +97,7 @@ def make_trainer(config: DecoderConfig, ranks: RankGroup, **settings: Any) -> Tr
 
 
 def measure_speeds(variants: Mapping[str, RunStep], rounds: int, count: int, vocabulary: int) -> dict[str, list[float]]:
-    """Measure the tokens per CPU second of each variant, by round; a first round does not count."""
+    """Measure the tokens per CPU second of each variant by round. The first round is not counted."""
     speeds: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(rounds + 1):
         sequences = make_sequences(count, vocabulary, number)

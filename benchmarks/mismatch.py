@@ -1,4 +1,4 @@
-"""Measure the gradient of one update under noise between engine and learner, and logits by dtype. Prints JSON last.
+"""Measure gradients under noise in the engine's log probabilities, and errors of logits by dtype. Prints JSON last.
 
     python -m benchmarks.mismatch [--seed 0] [--quick]
 
@@ -107,7 +107,7 @@ def make_model(seed: int) -> CausalLM:
 def sample_sequences(
     model: CausalLM, count: int, tokens: int, seed: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return token ids [count, PROMPT_TOKENS + tokens] and their exact log probabilities; zeros in the prompt."""
+    """Return token ids [count, PROMPT_TOKENS + tokens] and exact log probabilities, which are 0 in the prompt."""
     generator = torch.Generator().manual_seed(seed)
     ids_BT = torch.randint(VOCABULARY, (count, PROMPT_TOKENS), generator=generator)
     for _ in range(tokens):
@@ -206,7 +206,7 @@ def measure_logit_cost(tokens: int, width: int, vocabulary: int, rounds: int) ->
 
 
 def measure_logits(seed: int, rounds: int, *, quick: bool) -> dict[str, float]:
-    """Measure the dtypes of logits. `quick`: few tokens, one round, and the smallest model."""
+    """Measure the dtypes of logits. With `quick`, there are few tokens, one round, and only the smallest model."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(seed)

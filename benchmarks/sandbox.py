@@ -155,7 +155,7 @@ def show(figures: FiguresByName) -> FiguresByName:
 
 
 def measure_all(backend: str, core: int, sizes: SandboxBenchmarkSizes) -> FiguresByName:
-    """Measure one backend. Raises SandboxFailure if it cannot start."""
+    """Measure one backend. Raises SandboxFailure if the sandbox cannot start."""
     with tempfile.TemporaryDirectory() as folder:
         figures = uvloop.run(measure_service(backend, core, sizes, ProcessPerCall(Path(folder))))
     figures |= measure_burst(backend, core, sizes)

@@ -30,7 +30,7 @@ POLICIES: tuple[SimulatedPolicy, ...] = (*get_args(PolicyName), "oracle")
 OURS: PolicyName = "kv_lookahead"
 QUICK_SCALE = 0.125
 SPEED_WORKLOAD = "report"
-_EARLIER = 1000  # added to the seed of an earlier step
+_EARLIER = 1000  # added to the seed to draw the lengths of an earlier step
 
 
 def extract_figures(outcome: SimulationOutcome) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def extract_figures(outcome: SimulationOutcome) -> dict[str, Any]:
 
 
 def compute_ratios(outcomes: dict[SimulatedPolicy, SimulationOutcome]) -> dict[str, float]:
-    """Return the makespans of the other policies relative to ours."""
+    """Return the makespans of the other policies relative to the makespan of kv_lookahead."""
     ours = outcomes.get(OURS)
     if ours is None:
         return {}
@@ -57,7 +57,7 @@ def compute_ratios(outcomes: dict[SimulatedPolicy, SimulationOutcome]) -> dict[s
 
 
 def summarize_speed(ours: Sequence[DecisionSpeed]) -> dict[str, float | None]:
-    """Summarize our decisions in all workloads, with live trajectories and engines of the largest workload."""
+    """Summarize the decisions of kv_lookahead. Trajectories and engines are those of the largest workload."""
     if not ours:
         return dict.fromkeys(("decisions_per_s", "worst_decision_ms", "live_trajectories", "engines"))
     decisions_per_s = sum(each.decisions for each in ours) / sum(each.decided_s for each in ours)

@@ -86,7 +86,7 @@ FULL, QUICK = SglangBenchmarkSizes(12, 192, 32, MOST_TOKENS, 24), SglangBenchmar
 
 
 class FixedWeights:
-    """The weights of a server that never receives new ones."""
+    """The weights of a server that never receives new weights."""
 
     def check(self, server: ServerInfo) -> None:
         """Accept any server."""

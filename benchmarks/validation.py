@@ -3,8 +3,8 @@
     python -m benchmarks.validation [--policies kv_lookahead,least_requests,static] [--share 0.33]
                                     [--steps 3] [--quick]
 
-A first run on the tiny task, over real processes, measures the demand. Its cold start is too
-short for a good model: some answers are short, some call tools, and some reach their token
+A first run on the tiny task, over real processes, measures the demand for KV cache. Its cold start
+is too short for a good model: some answers are short, some call tools, and some reach the token
 limit. Each policy then has a run from this checkpoint with small caches. The benchmark simulates
 each step of that run from its event log, under the same policy, with costs calibrated from its
 engines' reports.
@@ -54,7 +54,7 @@ def start_cold_run(settings: Sequence[str], runs: Path) -> RunFolder:
 
 
 def shrink_caches(run: RunConfig, demand_tokens: int, share: float) -> RunConfig:
-    """Give the engines caches for this share of the demand."""
+    """Return `run` with caches of the engines for this share of the demand."""
     least = run.sequence_tokens + run.engine.page_tokens
     kv_tokens = max(least, round(share * demand_tokens / ENGINES))
     return replace(run, engine=replace(run.engine, kv_tokens=kv_tokens))

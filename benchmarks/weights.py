@@ -3,8 +3,8 @@
     python -m benchmarks.weights [--quick] [--mib MIB] [--nodes N] [--rounds N]
 
 Part one measures the learner's publisher and an embedded engine on this machine, in CPU seconds per GB of
-float32, which do not depend on other load. Part two measures other nodes, over loopback with CURVE, against a plain
-file copy. The server is the process of a real run. Each round publishes a new version, copies its file,
+float32, which do not depend on other load. Part two compares the transfer to other nodes, over loopback with CURVE,
+with a plain file copy. The server is the process of a real run. Each round publishes a new version, copies its file,
 fetches it with one node, and fetches it with several nodes at once, all in memory. Ratios are
 medians of the rounds' ratios. The lag is the longest delay of a fetching process's event loop; the
 server's memory is its maximum. All nodes and the server share the cores of this machine, unlike
@@ -40,12 +40,12 @@ _LAG_INTERVAL_S = 0.005
 
 
 class LoopLag:
-    """The longest delay of a timer of the event loop so far."""
+    """Measures the longest delay of the event loop's timers so far."""
 
     longest_s = 0.0
 
     async def measure(self) -> None:
-        """Measure until cancelled."""
+        """Measure until the task is cancelled."""
         while True:
             due = time.monotonic() + _LAG_INTERVAL_S
             await asyncio.sleep(_LAG_INTERVAL_S)
@@ -59,7 +59,7 @@ class FetchingNodes:
         self._memory, self._port, self._key = memory, port, load_key(key)
 
     async def fetch(self, published: WeightsPublished, nodes: int) -> float:
-        """Return the seconds of the transfer."""
+        """Fetch the weights. Return the seconds."""
         folders = [self._memory / f"node_{number}" for number in range(nodes)]
         fetchers = [WeightsFetcher(folder, LOOPBACK, self._port, self._key) for folder in folders]
         began = time.perf_counter()
@@ -70,7 +70,7 @@ class FetchingNodes:
         return took
 
     def copy(self, published: WeightsPublished) -> float:
-        """Return the seconds of the copy."""
+        """Copy the file. Return the seconds."""
         began = time.perf_counter()
         shutil.copyfile(published.path, self._memory / "copy")
         took = time.perf_counter() - began
@@ -80,7 +80,7 @@ class FetchingNodes:
 
 @asynccontextmanager
 async def running_server(folder: RunFolder, key: Path) -> AsyncGenerator[tuple[int, int]]:
-    """Yield the process id and the port."""
+    """Yield the server's process id and port."""
     argv = ("--run-folder", str(folder.path), "--host", LOOPBACK, "--port", "0", "--key", str(key))
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "asterism.engine.weight_transfer.weight_server", *argv, stdin=PIPE

@@ -1,4 +1,4 @@
-"""The program of [prepare] writes files below $RUN before the training (docs/tasks.md)."""
+"""Loads and runs the program of [prepare], which writes files below $RUN before the training (docs/tasks.md)."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.schema_tree import Section
 from asterism.engine.model.model_config import DecoderConfig
 
-PREPARE = "prepare"  # name of the process that runs it
+PREPARE = "prepare"  # name of the process that runs the program
 KEY = "prepare.import"
 
 
@@ -20,7 +20,7 @@ class PrepareProgram(Section, frozen=True):
     """The base class of programs. The fields of a subclass are the keys of prepare.parameters."""
 
     def check(self, run: RunConfig) -> DecoderConfig | None:
-        """Return the configuration of the model that `prepare` writes, if any. Raises ValueError for an unsuitable run."""
+        """Return the configuration of the model that `prepare` writes, if any. Raises ValueError for a bad run."""
 
     def prepare(self, run: RunConfig, folder: RunFolder) -> None:
         """Write the files that the configuration names below $RUN. Raises ValueError and OSError."""
@@ -28,7 +28,7 @@ class PrepareProgram(Section, frozen=True):
 
 
 def load_program(run: RunConfig) -> PrepareProgram:
-    """Build the run's program from its parameters. Raises UnusableInput with the key."""
+    """Build the program of [prepare] from its parameters. Raises UnusableInput, which names the key."""
     assert run.prepare is not None
     path, parameters = run.prepare.import_path, run.prepare.parameters
     loaded: Any = load_object(path, KEY)

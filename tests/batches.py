@@ -1,4 +1,4 @@
-"""Joins the messages of a batch: the samples of its groups arrive before it, in separate messages."""
+"""Joins the messages of a batch. The samples of its groups arrive in separate messages before BatchReady."""
 
 from collections.abc import Iterable
 
@@ -16,10 +16,10 @@ class BatchAssembler:
     """Assembles batches. A later message about the same part of a group replaces the earlier one."""
 
     def __init__(self) -> None:
-        self._parts: dict[tuple[int, int, int], tuple[TrainingSample, ...]] = {}  # keys: step, group, part
+        self._parts: dict[tuple[int, int, int], tuple[TrainingSample, ...]] = {}  # by step, group and part
 
     def add(self, message: AnyMessage) -> list[CompleteBatch]:
-        """Return the batch that the message completes, if it completes one. Raises KeyError for a missing part."""
+        """Add a message. Return the batch that it completes, or an empty list. Raises KeyError for a missing part."""
         match message:
             case GroupAccepted():
                 self._parts[message.step, message.group_id, message.part] = message.samples

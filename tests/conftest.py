@@ -1,4 +1,4 @@
-"""Hypothesis profiles, the event loop of async tests, and a check that required Docker engines, hosts and SGLang exist.
+"""Sets Hypothesis profiles and the event loop of async tests, and checks that Docker, hosts and SGLang are available.
 
 `make check` uses `--hypothesis-profile=quick`; `make test` uses the default, `thorough`; `make nightly` runs the property
 tests with `nightly`. A missing requirement ends the run before its first test; only a marker expression leaves tests out.
@@ -50,7 +50,7 @@ _SLOW_AS_A_WHOLE = re.compile(r"^pytestmark = .*\bpytest\.mark\.slow\b", re.MULT
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip the import (seconds) of files with only slow tests if these are left out."""
+    """If slow tests are left out, do not import files that have only slow tests: the imports take seconds."""
     if collection_path.suffix != ".py" or not config.option.markexpr.startswith("not slow"):
         return None
     return True if _SLOW_AS_A_WHOLE.search(collection_path.read_text()) else None
@@ -58,9 +58,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an `async def` test on the fixture `loop`, if it uses it, or on the real clock if it is marked `real_clock`.
+    """Run an `async def` test on a virtual clock, or on the real clock if it is marked `real_clock`.
 
-    The others run on a virtual clock.
+    A test that uses the fixture `loop` runs on this loop.
     """
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
@@ -71,7 +71,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 async def _run_async_test(test: pytest.Function) -> None:
-    """Enter the fixtures that are async context managers, such as an actor with its bus, on the event loop of the test."""
+    """Run the test. Enter its fixtures that are async context managers, such as an actor with its bus, on its loop."""
     arguments: dict[str, Any] = {}
     async with AsyncExitStack() as stack:
         for name in inspect.signature(test.obj).parameters:
@@ -83,12 +83,12 @@ async def _run_async_test(test: pytest.Function) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection() -> None:
-    gc.disable()  # objects from the import of torch and similar packages live to the end
+    gc.disable()  # objects that imports of torch and other packages create live to the end
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """End the run before its first test if a requirement is missing."""
-    gc.freeze()  # later collections skip the permanent objects of torch and similar packages
+    gc.freeze()  # later garbage collections skip the permanent objects of imported packages
     gc.enable()
     if session.config.option.collectonly:
         return

@@ -1,4 +1,4 @@
-"""The text that code prints on a console."""
+"""Captures the text that code prints on a console."""
 
 from collections.abc import Callable
 from io import StringIO

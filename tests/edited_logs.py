@@ -1,4 +1,4 @@
-"""Edits an event log without damage: the rows get new checksums."""
+"""Edits an event log. The rows get new checksums, so that readers find no damage."""
 
 import contextlib
 import sqlite3
@@ -12,7 +12,7 @@ from asterism.configs.file_manifest import MANIFEST_NAME
 
 @contextmanager
 def editing_log(path: Path) -> Generator[sqlite3.Connection]:
-    """Yield a connection to the log, and remove the manifest of the run folder."""
+    """Yield a connection to the log. Remove the run folder's manifest, and update the checksums at the end."""
     (path.parent.parent / MANIFEST_NAME).unlink(missing_ok=True)
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         yield connection

@@ -21,11 +21,11 @@ from asterism.tasks.math_python import MATH_PYTHON
 
 TAGS = (TURN_START, TURN_END, *PROTOCOL_TAGS)
 _SPLIT = re.compile("(" + "|".join(re.escape(tag) for tag in TAGS) + ")")
-_FIRST_TAG = 0x110000  # beyond the last code point
+_FIRST_TAG = 0x110000  # token id of the first tag: ids below it are code points
 
 
 class CharTokenizer:
-    """A tokenizer with one token per character; in trusted text, protocol tags are single tokens."""
+    """A tokenizer with one token per character. A protocol tag in trusted text is one token."""
 
     def encode(self, text: str, *, trusted: bool) -> list[int]:
         if not trusted:
@@ -42,7 +42,7 @@ class CharTokenizer:
 TOKENIZER = CharTokenizer()
 END = TOKENIZER.encode(TURN_END, trusted=True)[0]
 
-# Prompt, tool call and answer of a trajectory.
+# prompt, tool call and answer of a trajectory
 PROMPT = ids_to_bytes(TOKENIZER.encode("question", trusted=False))
 CALL = '<tool_call>\n{"name": "jupyter_code", "arguments": {"code": "1"}}\n</tool_call>'
 ANSWER = "</reason><answer>\\boxed{2}</answer>"
@@ -78,7 +78,7 @@ def start_group(size: int = 1, first_trajectory_id: int = 7, **changes: object) 
 def evaluated(
     label: str, version: int = 0, *, answers: int = 5, failed: int = 0, **changes: object
 ) -> EvaluationFinished:
-    """One answer is correct; `totals` replaces all counts."""
+    """Build the result of an evaluation in which one answer is correct."""
     totals = TaskCounts(trajectories=answers - failed, trajectories_failed=failed, positives=1, response_tokens=9)
     return EvaluationFinished(label, version, **{"totals": totals, **changes})  # pyright: ignore[reportArgumentType]
 
@@ -100,7 +100,7 @@ def generated_ids(
         turn=turn,
         lease=lease,
         token_ids=ids_to_bytes(ids),
-        logprobs=b"\x00\x00\x80\xbf" * count,  # -1.0
+        logprobs=b"\x00\x00\x80\xbf" * count,  # float32 -1.0 for each token
         versions=version.to_bytes(4, "little") * count,
         finish=finish,  # pyright: ignore[reportArgumentType]
     )

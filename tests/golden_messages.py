@@ -1,4 +1,4 @@
-"""Compares error messages with text files of lines `INPUT => MESSAGE`, in which a person reads them together.
+"""Compares error messages with text files of lines `INPUT => MESSAGE`, in which a person can review all messages.
 
 `UPDATE_GOLDEN=1 pytest ...` rewrites the messages and keeps inputs and comments; read the diff before you commit it.
 """
@@ -18,7 +18,7 @@ def check_golden_messages(
     """Run the input of each line and compare its error with the line's message.
 
     Newlines are written as `\\n` on both sides. Lines that begin with `#` are comments. `masks` has the names of the texts
-    that vary. Raises AssertionError for an input that is accepted, also while the file is rewritten.
+    that vary. Raises AssertionError if an input causes no error, even while the file is rewritten.
     """
     lines = path.read_text(encoding="utf-8").splitlines()
     masks = {**masks, str(Path.cwd()): "THE_CURRENT_FOLDER"}

@@ -1,4 +1,4 @@
-"""Tests serve fixed HTTP responses on loopback."""
+"""Serves fixed HTTP responses on loopback."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +15,7 @@ class Response(NamedTuple):
 
 @contextmanager
 def serving(respond: Callable[[str], Response | None]) -> Iterator[str]:
-    """Serve the responses to paths of GET and HEAD requests, and yield the URL. None ends the connection without one."""
+    """Answer GET and HEAD requests with `respond(path)`, and yield the URL. None closes the connection unanswered."""
 
     class Responder(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,7 +1,7 @@
-"""Under pytest-xdist, the test files with the longest recorded durations start first.
+"""Makes pytest-xdist start the test files with the longest recorded durations first.
 
-`make test ARGS=--record-durations` writes the seconds of its files to durations.json. Files that are not recorded take less
-than MIN_RECORDED_S, or are new: they count as the median of the others.
+`make test ARGS=--record-durations` writes the seconds of its files to durations.json, without files that take less
+than MIN_RECORDED_S. Files without a recorded duration count as the median of the others.
 """
 
 import json
@@ -21,7 +21,7 @@ def get_file(nodeid: str) -> str:
 
 
 class Recorder:
-    """Adds up set-up, call and tear-down of the tests of each file."""
+    """Sums the seconds of set-up, call and tear-down over the tests of each file."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -40,13 +40,13 @@ def read_durations() -> dict[str, float]:
 
 
 def order_files(files: list[str], durations_s: dict[str, float]) -> list[str]:
-    """Return the files, the longest first; files of the same duration keep their order."""
+    """Sort the files by duration, the longest first. Files of the same duration keep their order."""
     median_s = statistics.median(durations_s.values()) if durations_s else 0.0
     return sorted(files, key=lambda file: -durations_s.get(file, median_s))
 
 
 def start_apart(files: list[str], shared: set[str], workers: int) -> list[str]:
-    """Of the files in `shared`, let only one start at first: the other workers would wait until it has made the run."""
+    """Let only one file in `shared` start at first. It makes the shared run, for which other such files would wait."""
     first: list[str] = []
     for file in files:
         if len(first) < workers and (file not in shared or shared.isdisjoint(first)):
@@ -65,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sort the tests in each worker process; with --no-loadscope-reorder, pytest-xdist starts the files in this order."""
+    """Sort the tests in each worker process. With --no-loadscope-reorder, pytest-xdist keeps the order of the files."""
     workers: dict[str, Any] | None = getattr(config, "workerinput", None)
     if workers is None:
         return

@@ -1,4 +1,4 @@
-"""Reads from /proc which processes live."""
+"""Reads from /proc which processes exist."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ def family(*ancestors: int) -> list[int]:
     while new:
         text = ""
         for pid in new:
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended in between
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process ended in the meantime
                 for task in Path(f"/proc/{pid}/task").glob("*/children"):
                     text += task.read_text() + " "
         new = [int(pid) for pid in text.split()]
@@ -21,7 +21,7 @@ def family(*ancestors: int) -> list[int]:
 
 
 def process_state(pid: int) -> str:
-    """Return the state of the main thread, one letter of proc(5); X without a process."""
+    """Return the state of the main thread as a letter of proc(5), or X if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -33,7 +33,7 @@ def is_running(pid: int) -> bool:
 
 
 def processes_that_name(text: str) -> list[str]:
-    """Return the command lines of all other processes that contain `text`."""
+    """Return the command lines of other processes that contain `text`."""
     found: list[str] = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):

@@ -24,14 +24,14 @@ EXECUTOR = "executor-0/1"
 
 
 def deciders(**rule_changes: object) -> dict[str, Decider]:
-    """Return new deciders by address."""
+    """Build new deciders, by address."""
     made = rules(**rule_changes)
     return {"head/arbiter": Arbiter("worst_case", made.response_tokens), "rollout-0": Rollout({"": made})}
 
 
 class Recording:
-    """A rollout process and an arbiter that log the messages that they receive, like a run's processes. The buffer's events
-    are only logged."""
+    """A rollout process and an arbiter that log the messages that they receive, as in a run. Messages to the buffer are
+    only logged."""
 
     def __init__(self, folder: RunFolder, *, tick_s: float = 0.25, **rule_changes: object) -> None:
         folder.events.mkdir(parents=True)
@@ -71,7 +71,7 @@ class Recording:
     def work(self, sayings: Mapping[tuple[int, int], str], output: str = "4") -> None:
         """Finish all turns and calls.
 
-        `sayings` has the text by (trajectory, turn), default ANSWER; each call prints `output`.
+        `sayings` has the text by (trajectory, turn); other turns have the text ANSWER. Each call prints `output`.
         """
         while self.turns or self.calls:
             if self.turns:
@@ -94,7 +94,7 @@ class Recording:
 
 
 def write_world_logs(world: World, path: Path, launches: int = 1) -> RunFolder:
-    """Write a run folder with the logs of a simulated run, repeated for each launch."""
+    """Write a run folder with the logs of a simulated run. Each launch repeats the same events."""
     folder = RunFolder(path)
     for process, kept in world.logs.items():
         log = EventLog(folder.events / f"{process}.sqlite")
@@ -109,7 +109,7 @@ def write_world_logs(world: World, path: Path, launches: int = 1) -> RunFolder:
 
 
 def small_run(folder: RunFolder, *, output: str = "4", tick_s: float = 0.25) -> RunFolder:
-    """Record trajectories 7 and 8 on one question; 7 calls the tool once, and both answer."""
+    """Record trajectories 7 and 8 on one question. Trajectory 7 calls the tool once, and both answer."""
     recording = Recording(folder, tick_s=tick_s)
     recording.begin()
     recording.tell("rollout-0", start_group(2), "head/buffer")
@@ -130,7 +130,7 @@ SEVEN = msg.CodeOk(msg.Output("seven"))
 def record_trajectory(
     recording: Recording, texts: Sequence[str] = THREE_TURNS, first_outcome: msg.CodeOutcome = SEVEN
 ) -> None:
-    """The calls print "seven", "eight" and "nine"; the last call of a turn ends first."""
+    """Record a trajectory whose calls print "seven", "eight" and "nine". The last call of a turn ends first."""
     outcomes = (first_outcome, msg.CodeOk(msg.Output("eight")), msg.CodeOk(msg.Output("nine")))
     recording.begin()
     recording.tell("rollout-0", GROUP, "head/buffer")

@@ -20,7 +20,7 @@ def project() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_an_import_name_as_plain_as_engine_is_ours(layer: str):
+def test_generic_import_names_resolve_to_the_repository(layer: str):
     spec = importlib.util.find_spec(layer)
     assert spec is not None
     assert spec.origin == str(ROOT / layer / "__init__.py")
@@ -44,13 +44,13 @@ def test_every_file_starts_with_a_docstring():
     assert silent == []
 
 
-def test_only_tasks_names_the_module_of_the_demo_even_as_a_text():
+def test_no_layer_except_tasks_contains_the_module_name_of_the_demo():
     files = [path for layer in LAYERS if layer != "tasks" for path in (ROOT / layer).rglob("*.py")]
     naming = [path.name for path in files if "asterism.tasks.tiny" in path.read_text()]
-    assert naming == ["renamed_keys.py"]  # the present name of the former table [tiny]
+    assert naming == ["renamed_keys.py"]  # contains the new name of the former table [tiny]
 
 
-def test_every_layer_is_linted_typed_and_held_to_the_order_of_imports(project: dict[str, Any]):
+def test_every_layer_is_linted_typed_and_in_the_import_contract(project: dict[str, Any]):
     tool = project["tool"]
     ordered = [layer for line in tool["importlinter"]["contracts"][0]["layers"] for layer in line.split(" | ")]
     assert set(ordered) == set(LAYERS) == set(tool["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"])
@@ -59,7 +59,7 @@ def test_every_layer_is_linted_typed_and_held_to_the_order_of_imports(project: d
     assert links == {layer: ROOT / layer for layer in LAYERS}
 
 
-def test_every_required_package_has_a_pin_that_meets_its_requirement(project: dict[str, Any]):
+def test_the_pin_of_every_required_package_meets_its_requirement(project: dict[str, Any]):
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
@@ -73,12 +73,12 @@ def test_every_required_package_has_a_pin_that_meets_its_requirement(project: di
         assert "+" not in version, f"{requirement.name} is pinned to one build of a version"
 
 
-def test_every_sink_with_packages_has_an_extra_of_its_name(project: dict[str, Any]):
+def test_every_metric_sink_that_needs_packages_has_an_extra(project: dict[str, Any]):
     with_packages = {name for name, sink in SINK_KINDS.items() if sink.packages}
     assert with_packages <= set(project["project"]["optional-dependencies"])
 
 
-def test_every_target_of_the_makefile_that_runs_something_installs_first():
+def test_every_make_target_with_a_program_installs_first():
     makefile = (ROOT / "Makefile").read_text()
     targets = dict(re.findall(r"^([a-z-]+):(.*?)##", makefile, flags=re.MULTILINE))
     assert {"setup", "demo", "ablation", "sandbox-image", "sandbox-image-local", "test", "check"} < set(targets)

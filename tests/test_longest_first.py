@@ -18,19 +18,19 @@ from tests.longest_first import (
 )
 
 
-def test_long_files_come_first_and_unknown_files_count_as_the_median() -> None:
+def test_long_files_come_first_and_unknown_files_have_the_median_duration() -> None:
     durations_s = {"short": 1.0, "middle": 5.0, "long": 60.0, "not selected": 7.0}
     assert order_files(["short", "new", "long", "middle"], durations_s) == ["long", "new", "middle", "short"]
     assert order_files(["b", "a"], {}) == ["b", "a"]
 
 
-def test_only_one_of_the_first_files_makes_the_shared_run() -> None:
+def test_one_worker_makes_the_shared_run() -> None:
     assert start_apart(["a", "b", "c", "d"], {"a", "b"}, 2) == ["a", "c", "b", "d"]
     assert start_apart(["a", "b", "c", "d"], {"b", "c"}, 3) == ["a", "b", "d", "c"]
     assert start_apart(["a", "b"], {"a", "b"}, 2) == start_apart(["a", "b"], set(), 2) == ["a", "b"]
 
 
-def test_only_worker_processes_sort_and_tests_of_a_file_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_workers_sort_files_and_the_tests_of_a_file_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(longest_first, "read_durations", lambda: {"a.py": 1.0, "b.py": 2.0})
     items: list[Any] = [SimpleNamespace(nodeid=nodeid) for nodeid in ("a.py::1", "b.py::2", "b.py::1")]
     worker = SimpleNamespace(workerinput={"workercount": 2})
@@ -40,7 +40,7 @@ def test_only_worker_processes_sort_and_tests_of_a_file_keep_their_order(monkeyp
         assert ordered == expected
 
 
-def test_recorded_durations_replace_earlier_ones_and_short_or_removed_files_leave(
+def test_new_durations_replace_earlier_ones_without_short_or_removed_files(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(longest_first, "DURATIONS", tmp_path / "durations.json")
@@ -55,5 +55,5 @@ def test_recorded_durations_replace_earlier_ones_and_short_or_removed_files_leav
     assert read_durations() == {"slow.py": 2.1, "kept.py": 3.0}
 
 
-def test_recorded_files_exist() -> None:
+def test_files_with_recorded_durations_exist() -> None:
     assert [file for file in read_durations() if not (DURATIONS.parents[1] / file).exists()] == []

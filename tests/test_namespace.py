@@ -1,4 +1,4 @@
-"""The wheel, installed next to a user's project that has packages `tasks`, `configs`, `engine` and `actors` of its own."""
+"""The installed wheel works for a user's project with own packages `tasks`, `configs`, `engine` and `actors`."""
 
 import json
 import os
@@ -44,8 +44,8 @@ test = "rows.jsonl"
 dialogue = { response_tokens = 48, max_turns = 2 }
 reward.functions = { score = "tasks.mine:score" }
 """
-_MAIN = ("__main__", "__mp_main__")  # the second name is of a child of multiprocessing
-# Each process of the run lists its modules of the checkout or of the wheel, by the name that it loaded them under.
+_MAIN = ("__main__", "__mp_main__")  # a child of multiprocessing has the second name
+# At its exit, each process of the run writes the files of its modules by the names under which it loaded them.
 RECORD_MODULES = """
 import atexit, json, os, sys
 def record():
@@ -58,7 +58,7 @@ atexit.register(record)
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the Python of an environment with the wheel and this environment's other packages."""
+    """Return the Python of an environment with the wheel, and with all packages of this environment."""
     folder = tmp_path_factory.mktemp("wheel")
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, tracked.split("\0")):
@@ -72,7 +72,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([*build, str(folder), str(folder / "source")], check=True)
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     site = next((folder / "venv" / "lib").glob("python*/site-packages"))
-    (site / "packages.pth").write_text(sysconfig.get_path("purelib"))  # paths only: no editable install of this project
+    (site / "packages.pth").write_text(sysconfig.get_path("purelib"))  # a path, without editable installs
     subprocess.run(
         [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), *folder.glob("*.whl")],
         check=True,
@@ -106,12 +106,12 @@ def test_the_wheel_installs_one_package(python: Path, tmp_path: Path):
         run(python, tmp_path, "-P", "-c", code)
 
 
-def test_a_task_of_a_users_own_package_is_checked(python: Path, project: Path):
+def test_task_check_accepts_a_task_of_the_users_package(python: Path, project: Path):
     asterism = ("-m", "asterism.actors.cli.main", "task", "check", "tasks.mine:shout", "--data", "rows.jsonl")
     assert "shout" in run(python, project, *asterism, "--set", "reward.functions.score=tasks.mine:score")
 
 
-def test_no_process_of_a_run_loads_a_module_under_two_names(python: Path, project: Path, tmp_path: Path):
+def test_processes_of_a_run_load_each_module_under_one_name(python: Path, project: Path, tmp_path: Path):
     (tmp_path / "sitecustomize.py").write_text(RECORD_MODULES)
     (tmp_path / "modules").mkdir()
     variables = {"PYTHONPATH": str(tmp_path), "MODULES_FOLDER": str(tmp_path / "modules")}

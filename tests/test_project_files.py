@@ -1,4 +1,4 @@
-"""The files about the project agree with each other and name existing files, targets and commands."""
+"""Files about the project agree with each other, and they name existing files, targets and commands."""
 
 import hashlib
 import io
@@ -50,7 +50,7 @@ def find_all(pattern: str) -> Iterator[tuple[Path, str]]:
 
 
 def list_all_prose(path: Path) -> str:
-    """Return the prose of a Python file with all its comments, and any other file as a whole."""
+    """Return docstrings, comments and other prose of a Python file, or the whole text of another file."""
     text = TEXTS[path]
     if path.suffix != ".py":
         return text
@@ -71,7 +71,7 @@ def test_links_lead_to_files_and_headings() -> None:
     assert broken == []
 
 
-def test_every_page_is_once_on_a_shelf_and_begins_with_a_sentence() -> None:
+def test_the_index_lists_every_page_once_and_every_page_begins_with_a_sentence() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     assert re.findall(r"^## (.*)$", index, re.MULTILINE) == ["Start", "Train", "Machines", "Look", "Why"]
     listed = re.findall(r"^- \[.+\]\(([\w-]+\.md)\): .+$", index, re.MULTILINE)
@@ -85,7 +85,7 @@ def test_the_first_screen_of_the_readme_fits_80_columns() -> None:
 
 
 def test_paths_in_prose_exist() -> None:
-    """Placeholders such as NAME, files that a command creates, and paths in code are not checked."""
+    """The test leaves out placeholders such as NAME, files that a command creates, and paths in code."""
     top = "|".join((*FOLDERS, "examples"))
     pattern = rf"(?<![\w./$~}}-])(?<!--output )(?:\.\./)?((?:{top})/[\w./*-]*\w)"
     missing = [
@@ -97,7 +97,7 @@ def test_paths_in_prose_exist() -> None:
 
 
 def test_python_files_in_backticks_exist() -> None:
-    """A page may also name a file that it shows, or that the product writes."""
+    """A page can also name a file that the page shows or that the product writes."""
     source = "".join(text for path, text in TEXTS.items() if path.suffix == ".py")
     ours = {str(path) for path in TEXTS}
     missing = [

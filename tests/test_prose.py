@@ -1,6 +1,6 @@
 """The prose personifies nothing (STOP_LIST), and docstrings begin with a subject or an imperative (FRAGMENT).
 
-Checked are docstrings, comments, test names, help texts and the Markdown pages, outside code blocks.
+The tests check docstrings, comments, test names, help texts, and Markdown pages without their code blocks.
 """
 
 import ast
@@ -27,7 +27,7 @@ PATTERN = re.compile(
 )
 WORD = re.compile(r"[\w-]+")
 PRODUCT_FOLDERS = FOLDERS[:-2]
-# A docstring that begins so lacks a subject and an imperative: a hover shows it without the function's name.
+# A docstring that begins so has no subject or imperative. A hover shows it without the function's name.
 FRAGMENT = re.compile(
     r"(Of|In|At|By|For|As|From|Under|With|Without|To|On|Until|Since|Whether|How|What|Only|Also|Not|None|Empty|Whole"
     r"|Those|That of|Such as|Called|Used|Done) "
@@ -37,7 +37,7 @@ HELP_ARGUMENT = re.compile(rf"\b({'|'.join(HELP_KEYWORDS)})\s*=")
 
 
 def extract_python_prose(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield line number and text of each docstring, test name, help text and comment."""
+    """Yield the line number and the text of each docstring, test name, help text and comment."""
     text, module = path.read_text(), parse(path)
     for node in (module, *list_definitions(path)):
         if docstring := ast.get_docstring(node, clean=False):
@@ -74,13 +74,13 @@ def find_violations(path: Path) -> Iterator[str]:
     text = path.read_text()
     words = list_words(text.replace(" is None", ""))
     if not any(listed in words for listed in LISTED_WORDS):
-        return  # most files: PATTERN and parsing take much longer
+        return  # true of most files; PATTERN and parsing take much longer
     for number, prose in extract_markdown_prose(text) if path.suffix == ".md" else extract_python_prose(path):
         for match in PATTERN.finditer(prose):
             yield f"{path.relative_to(ROOT)}:{number}: {match[0]!r}"
 
 
-def test_the_stop_list_is_found_in_each_kind_of_prose(tmp_path: Path) -> None:
+def test_words_of_the_stop_list_are_found_in_each_kind_of_prose(tmp_path: Path) -> None:
     source = tmp_path / "source.py"
     source.write_text('"""It says so."""\n# told\ndef test_it_hears(): ...\nadd(help="tells")\nname = "heard"\n')
     found = [match[0] for _, prose in extract_python_prose(source) for match in PATTERN.finditer(prose)]

@@ -1,4 +1,4 @@
-"""The shape of the code base: sizes of files, functions and classes, unique names, modules per package."""
+"""The structure of the code base: sizes of files, functions and classes, unique names, modules per package."""
 
 import ast
 from collections import Counter, defaultdict
@@ -10,17 +10,17 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("configs", "bus", "policies", "sandbox", "engine", "tasks", "actors", "analysis", "benchmarks")
-MAX_MODULES = 16  # per package, without __init__ and __main__
+MAX_MODULES = 16  # modules per package, without __init__ and __main__
 LARGER_PACKAGES = {
     "actors/cli": 18,  # one module for each command
-    "engine/model": 17,  # adapters are two modules, too few for a package
+    "engine/model": 17,  # LoRA adapters have two modules, too few for a package
 }
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_CLASS_LINES = 400, 40, 250
-# policies/losses/logits_chunks.py is small because the plan of memory reads it without torch, and
-# policies/groups/group_filters.py because a term of the configuration has a file of its name. A further record of a
-# table, such as a metric sink, is often a small file, too.
+# policies/losses/logits_chunks.py is small because the plan of memory imports it without torch, and
+# policies/groups/group_filters.py because its file has the name of a key. Each new record of a table, such as a metric
+# sink, often adds another small file.
 SMALL_FILE_LINES, MAX_SMALL_FILES = 45, 20
-# Module names that two packages may use. `errors` and `contract` have the same role wherever they are.
+# Module names that several packages can have. `errors` and `contract` have the same role in each package.
 # A benchmark program has the name of its subject: `python -m benchmarks.bus` is an interface.
 SHARED_NAMES = {"__init__", "__main__", "errors", "contract"}
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -44,7 +44,7 @@ def list_definitions(path: Path) -> tuple[Definition, ...]:
 
 
 def _walk_definitions(statement: ast.AST) -> Iterator[Definition]:
-    """Visit statements only: a whole tree has ten times as many nodes."""
+    """Yield definitions. Visit only statements, because a whole tree has ten times as many nodes."""
     if isinstance(statement, Definition):
         yield statement
     for block in ("body", "orelse", "handlers", "finalbody", "cases"):
@@ -87,7 +87,7 @@ def test_a_class_name_is_defined_once() -> None:
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
-def test_few_files_are_small() -> None:
+def test_at_most_20_files_are_small() -> None:
     small = [
         str(path.relative_to(ROOT))
         for path in sources()
@@ -116,4 +116,4 @@ def test_every_struct_of_the_schema_is_a_config() -> None:
     files = ("run_config", "algorithm", "learner_config", "machines", "dialogue", "sglang", "tasks")
     schema = [ROOT / "configs" / "schema" / f"{file}.py" for file in files]
     names = {node.name for path, node in definitions(ast.ClassDef) if path in schema}
-    assert {name for name in names if not name.endswith("Config")} == {"Sampling"}  # a field of messages as well
+    assert {name for name in names if not name.endswith("Config")} == {"Sampling"}  # also a field of messages

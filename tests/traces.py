@@ -22,8 +22,8 @@ class _Trace(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def checked_slices(file: Path) -> dict[str, list[tuple[str, float, float, int]]]:
-    """Return the slices of each `process/track`: name, begin and end in microseconds, and depth.
-    Asserts that slices nest or do not overlap, that every slice ends, and that each track has a name."""
+    """Return the slices of each `process/track` as name, begin and end in microseconds, and depth.
+    Assert that slices nest or do not overlap, that every slice ends, and that each track has a name."""
     trace = msgspec.json.decode(file.read_bytes(), type=_Trace)
     names: dict[tuple[int, int], str] = {}
     processes: dict[int, str] = {}

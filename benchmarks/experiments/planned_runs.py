@@ -15,7 +15,7 @@ Settings = tuple[str, ...]  # KEY=VALUE, as for --set of `asterism run`
 
 _EQUAL = {"clean": 1, "repaired": 1, "malformed": 1, "wrong": 1, "gives_up": 0, "guess": 1, "unrepaired": 1}
 _CLEAN = {"clean": 0.23, "repaired": 0.10, "gives_up": 0, "unrepaired": 0.13}
-_REASONED = {"reasoned": 1.0}  # the share equals that of all other behaviors together
+_REASONED = {"reasoned": 1.0}  # the default shares of the other behaviors sum to 1 as well
 
 
 def _mix(shares: Mapping[str, float]) -> Settings:
@@ -24,8 +24,8 @@ def _mix(shares: Mapping[str, float]) -> Settings:
 
 COLD_STARTS: Mapping[str, Settings] = {
     "demo": (),  # tuned, so that plain GRPO keeps calls that fail: tasks/tiny/cold_start_dialogues.py
-    "equal": _mix(_EQUAL),  # untuned: six behaviors with equal shares; the same code fails before a repair and a guess
-    # Contrary to the tuned mixture: clean calls are frequent, and the same code fails before a guess.
+    "equal": _mix(_EQUAL),  # untuned: six behaviors with equal shares; repairs and guesses follow the same failing code
+    # The opposite of the tuned mixture: clean calls are frequent, and guesses follow the same failing code.
     "clean": _mix(_CLEAN),
     "reasoned": _mix(_REASONED),
     "qwen2": ("prepare.parameters.architecture=qwen2",),
@@ -84,7 +84,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
 
 
 class PlannedRun(NamedTuple):
-    variant: str  # empty: a cold start
+    variant: str  # a key of VARIANTS, or empty for a cold start
     seed: int
     folder: Path
     settings: Settings
@@ -93,7 +93,7 @@ class PlannedRun(NamedTuple):
 def plan_runs(
     experiment: Experiment, seeds: int, folder: Path, more: Sequence[str] = (), last: Settings = ()
 ) -> Iterator[PlannedRun]:
-    """Plan runs in their order. Settings are `more`, those of the variant, and `last`."""
+    """Plan the runs in their order. A run has the settings `more`, then those of its variant, then `last`."""
     for seed in range(seeds):
         planned = set[str]()
         for name in experiment.labels:

@@ -21,7 +21,7 @@ _PANELS = (  # key in metrics.jsonl, title, unit, percent
 
 
 def draw_variants(title: str, curves: Mapping[str, Sequence[RunMetrics]], seeds: int, path: Path) -> Path:
-    """Draw the mean curves. `curves` has the runs of all seeds by variant. Raises OSError."""
+    """Draw the mean curves. `curves` maps each label to the runs of its seeds. Raises OSError."""
     band = ", band: one standard error" if seeds > 1 else ""
     subtitle = f"mean of the seeds 0 to {seeds - 1}{band}" if seeds > 1 else "seed 0"
     panels = [Panel(name, unit, partial(_draw_means, curves, key), percent) for key, name, unit, percent in _PANELS]
@@ -36,14 +36,14 @@ def _draw_means(curves: Mapping[str, Sequence[RunMetrics]], key: str, axes: Axes
 
 
 def stack_seeds(runs: Sequence[RunMetrics], key: str) -> NDArray[np.float64]:
-    """Return [seeds, steps], up to the last step that all runs have; nan where a step lacks the key."""
+    """Return [seeds, steps], up to the last step that all runs have. A step without the key is nan."""
     columns = [get_column(run.steps, key).to_numpy() for run in runs]
     steps = min(len(column) for column in columns)
     return np.stack([column[:steps].astype(np.float64) for column in columns])
 
 
 def _draw_mean(axes: Axes, values_SN: NDArray[np.float64], color: str, label: str) -> None:
-    """Draw the mean of S seeds over N steps. A step that lacks the value of a seed is a gap."""
+    """Draw the mean of S seeds over N steps. The curve has a gap at a step without the value of each seed."""
     seeds = len(values_SN)
     steps, mean = np.arange(1, values_SN.shape[1] + 1), values_SN.mean(axis=0)
     axes.plot(steps, mean, color=color, linewidth=2, label=label)

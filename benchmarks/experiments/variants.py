@@ -3,12 +3,12 @@
     python -m benchmarks.experiments.variants NAME [--seeds 5] [--config configs/tiny.toml] [--set KEY=VALUE ...]
                                               [--runs runs/experiments] [--quick]
 
-NAME is an experiment of the table EXPERIMENTS (planned_runs.py). Each run is `asterism run CONFIG` with the settings of its
-variant, in the folder RUNS/VARIANT_SEED, and starts from the checkpoint of its cold start, RUNS/cold_NAME_SEED. The runs follow
-each other. A finished run with the same settings is not repeated: an interrupted experiment continues, and experiments share
-their runs.
+NAME is an experiment of the table EXPERIMENTS (planned_runs.py). Each run is `asterism run CONFIG` with the settings
+of its variant, in the folder RUNS/VARIANT_SEED, and starts from the checkpoint of its cold start,
+RUNS/cold_START_SEED. One run starts after another. A finished run with the same settings is not repeated: an
+interrupted experiment continues, and experiments share their runs.
 
-The picture RUNS/NAME/curves.png has the mean of the seeds, and a band of one standard error with two or more seeds.
+The picture RUNS/NAME/curves.png has the mean of the seeds. With two or more seeds, it has a band of one standard error.
 RUNS/NAME/figures.json and the JSON line have, by variant, the mean, the standard error and the bootstrap interval of the
 seeds for each of FIGURES: keys of summary.json, and the share of rollouts at the length limit in the last steps.
 Values are null if no run has the figure.
@@ -37,7 +37,7 @@ FIGURES = (
     *("pass1_start", "pass1_end", "greedy_end", "reward_end", "err_positive_end", "response_tokens_end"),
     "overlong_share_end",
 )
-_LAST_STEPS = 20  # steps of overlong_share_end: more than for other figures, since the share is small
+_LAST_STEPS = 20  # steps that overlong_share_end averages: the share is small, so a few steps would be noisy
 
 
 def run_planned(planned: PlannedRun, config: Path) -> None:
@@ -62,7 +62,7 @@ def run_planned(planned: PlannedRun, config: Path) -> None:
 
 
 def summarize_figure(values: Sequence[float]) -> dict[str, Any]:
-    """Summarize one value of each seed. A single value has no interval."""
+    """Summarize a figure by its value for each seed. A single value has no interval."""
     interval = compute_bootstrap_interval(values, seed=0) if len(values) > 1 else None
     return {
         "mean": round(fmean(values), 4) if values else None,
@@ -90,7 +90,7 @@ def summarize_variants(runs: Sequence[PlannedRun]) -> dict[str, dict[str, dict[s
 
 
 def read_curves(runs: Sequence[PlannedRun], labels: Mapping[str, str]) -> dict[str, list[RunMetrics]]:
-    """Return the curves by label, one for each seed. `labels` maps variants to labels. Raises AnalysisError."""
+    """Return the metrics of all seeds by label. `labels` maps variants to labels. Raises AnalysisError."""
     curves: dict[str, list[RunMetrics]] = {}
     for run in runs:
         curves.setdefault(labels[run.variant], []).append(read_metrics(run.folder, require_steps=True))
@@ -113,7 +113,7 @@ def run_experiment(name: str, planned: Sequence[PlannedRun], config: Path, folde
 
 
 def prepare_runs(options: Options) -> tuple[Path, tuple[str, ...]]:
-    """Make the folder of the runs. Return it, and the last settings of the runs."""
+    """Make the folder of the runs. Return the folder, and the settings that follow all others."""
     runs = options.runs.resolve()
     if options.quick:
         runs = runs.with_name(f"{runs.name}-quick")

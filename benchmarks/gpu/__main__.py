@@ -18,8 +18,8 @@ the figures of the section's other parts. Facts of the machine come first, then 
     step_MODEL_TOKENS_VARIANT  the step with another setting of compilation or checkpointing, or with equal lengths
 
 With `--out`, each result is appended to FILE when its section ends, and a later call skips the sections that have
-figures in FILE: an interrupted measurement continues. `--budget-s` skips sections with an estimate above
-the rest of the time. `--quick` uses small models; on a machine without a GPU it runs on the CPU.
+figures in FILE: an interrupted measurement continues. `--budget-s` skips sections with an estimate that
+exceeds the remaining time. `--quick` uses small models; on a machine without a GPU it runs on the CPU.
 """
 
 import time
@@ -42,16 +42,16 @@ from benchmarks.gpu.sections import GpuSection, list_sections
 from benchmarks.support.benchmark_main import HIDDEN, Flag, FlagError, Options, benchmark_main, choose_names
 
 _FACTS_LIMIT_S = 120.0
-_MARGIN_S = 5.0  # seconds of the budget in which a killed section and this program end
+_MARGIN_S = 5.0  # seconds of the budget that remain for the end of a killed section and of this program
 
 
 class SharedOptions(NamedTuple):
-    """Options and facts that all sections of one call share."""
+    """Options and facts that are common to all sections of one call."""
 
     is_quick: bool
     out: Path | None
     deadline: float  # time.monotonic()
-    facts: dict[str, Any]  # keys of each line of `out`
+    facts: dict[str, Any]  # added to each line of `out`
 
 
 def print_figures(section: str, figures: Mapping[str, float | str]) -> None:
@@ -61,7 +61,7 @@ def print_figures(section: str, figures: Mapping[str, float | str]) -> None:
 
 
 def run_section(name: str, limit_s: float, shared: SharedOptions) -> Figures:
-    """Run a section in another process, print its figures or its error, append them to the file, and return them."""
+    """Run a section in another process. Print its figures or its error, append them to `out`, and return them."""
     arguments = ["-m", "benchmarks.gpu", "--section", name, *(["--quick"] if shared.is_quick else [])]
     finished = run_limited(arguments, limit_s)
     figures = find_figures(finished, limit_s)

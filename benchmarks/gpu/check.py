@@ -32,8 +32,8 @@ from typing import Any
 from benchmarks.gpu.process_group import adopt_orphans, run_limited
 from benchmarks.support.benchmark_main import HIDDEN, Flag, FlagError, Options, benchmark_main, choose_names
 
-_LIMITS_S = {"cuda": 120.0, "cpu": 600.0}  # seconds between two measured errors; a GPU compiles kernels in this time
-_FINISHED = "finished"  # key of the line after a check's last error
+_LIMITS_S = {"cuda": 120.0, "cpu": 600.0}  # seconds between two measured errors, with the compilation of kernels
+_FINISHED = "finished"  # key of the line that follows a check's last error in the file of results
 
 
 # ---------------------------------------------------------------- the process that checks
@@ -68,7 +68,7 @@ def _write_line(file: Any, line: dict[str, Any]) -> None:
 
 
 def run_all(names: Sequence[str], options: Options) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Run all checks. Return the lines of results, and for each unfinished check the reason."""
+    """Run all checks. Return the lines of the file of results, and the reason of each unfinished check by name."""
     failures: dict[str, str] = {}
     results = options.scratch / "results.jsonl"
     remaining = list(names)
@@ -77,7 +77,7 @@ def run_all(names: Sequence[str], options: Options) -> tuple[list[dict[str, Any]
         lines = _read_lines(results)
         done = {line["check"] for line in lines if _FINISHED in line}
         remaining = [name for name in remaining if name not in done]
-        if remaining:  # the process ended within the first remaining check
+        if remaining:  # the process ended during the first remaining check
             name = remaining.pop(0)
             late = f"no result after {options.limit_s:g} s"
             failures[name] = late if finished.code is None else finished.last_error

@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu.estimate [--only MODEL_TOKENS,...] [--eager] [--quick]
 
-Needs a CPU build of torch and g++, and no GPU. A step has two micro batches of four equal sequences each, as a single rank with
-80 GiB computes it; the mode of activation checkpointing is the first mode that fits. The estimate divides the
+Needs a CPU build of torch and g++, but no GPU. A step is that of a single rank with 80 GiB: two micro batches of four equal
+sequences each; the mode of activation checkpointing is the first mode that fits. The estimate divides the
 counts by assumed rates:
 
     products of matrices   650 TFLOP/s (a product 8192 x 8192 x 8192 reached 798)
@@ -36,7 +36,7 @@ Figures = dict[str, float | str]
 
 
 def count(model: str, tokens: int, *, is_compiled: bool, layers: int) -> Figures:
-    """Count the operations of a step on fake CUDA. `layers`: 0 for all layers."""
+    """Count the operations of a step on fake CUDA. With `layers` of 0, the model has all of its layers."""
     from msgspec.structs import replace
 
     from asterism.analysis.planning.model_size import measure_model

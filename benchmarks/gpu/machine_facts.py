@@ -53,7 +53,7 @@ def collect_facts() -> Figures:
 
 
 def _run(command: tuple[str, ...]) -> str:
-    """Return the output, or the reason of a failure."""
+    """Return the command's output, or the reason of its failure."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_LIMIT_S, check=False)
     except FileNotFoundError:

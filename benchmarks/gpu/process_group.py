@@ -1,4 +1,4 @@
-"""Runs a program in its own process group, within a limit of time, and leaves no process of it behind.
+"""Runs a program in its own process group with a time limit, and leaves none of its processes behind.
 
 The launcher starts some processes in new sessions, outside the group. After `adopt_orphans` this program becomes the
 parent of orphaned descendants, and kills them too.
@@ -20,12 +20,12 @@ from typing import IO, NamedTuple, NoReturn
 from asterism.bus.process.parent_death import PARENT_PID_VARIABLE
 
 ROOT = Path(__file__).parents[2]  # root of the checkout
-MEMORY_VARIABLE = "ASTERISM_BENCHMARK_MEMORY"  # names the folder for a section's files in shared memory
+MEMORY_VARIABLE = "ASTERISM_BENCHMARK_MEMORY"  # the folder of a section's files in shared memory
 _KERNELS_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
-MAX_ERROR = 2000  # last characters of an error
-_END_S = 20.0  # seconds to wait for killed processes; a process in a broken driver may never end
+MAX_ERROR = 2000  # length of the kept end of an error, in characters
+_END_S = 20.0  # seconds to wait for killed processes; a process in a broken driver might never end
 
 
 class Finished(NamedTuple):
@@ -36,21 +36,21 @@ class Finished(NamedTuple):
 
     @property
     def last_error(self) -> str:
-        """The end of stderr, else the exit code; empty if the program was killed at its limit and stderr is empty."""
+        """The end of stderr, or the exit code if stderr is empty. A program killed at its limit has no exit code."""
         has_ended = self.code is not None
         return self.errors.strip()[-MAX_ERROR:] or (f"exit code {self.code}" if has_ended else "")
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of orphaned descendants, and end in order on SIGTERM."""
+    """Make this process the parent of its orphaned descendants, and raise SystemExit on SIGTERM."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, _exit_on_signal)
 
 
 def build_environment() -> dict[str, str]:
-    """Return an environment that has the checkout on the path of all Python processes: the project needs no installation.
+    """Return an environment with the checkout on Python's path, so that the project needs no installation.
 
-    All programs share one folder of compiled kernels; torch cannot name such a folder for a user without a name.
+    All programs share one folder of compiled kernels. torch cannot choose that folder for a user without a name.
     """
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
     kernels = os.environ.get(_KERNELS_VARIABLE) or str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}")
@@ -59,7 +59,7 @@ def build_environment() -> dict[str, str]:
 
 @contextmanager
 def holding_temporary_folders() -> Generator[dict[str, str]]:
-    """Yield the variables that place the temporary files of a program. The files are removed even if it is killed."""
+    """Yield variables with folders for a program's temporary files. The files are removed even after a kill."""
     memory = Path("/dev/shm")
     with ExitStack() as stack:
         parents = {"TMPDIR": None, MEMORY_VARIABLE: memory if memory.is_dir() else None}
@@ -75,9 +75,9 @@ def build_command(*arguments: str) -> list[str]:
 
 
 def run_limited(arguments: list[str], limit_s: float, *, progress: Path | None = None) -> Finished:
-    """Run Python with `arguments`. With `progress`, output is shown, and each change of that file restarts the limit.
+    """Run Python with `arguments`. With a file `progress`, show the output, and restart the limit if the file changes.
 
-    All children of this process, and their descendants, are dead when the call returns, or raises SystemExit on SIGTERM.
+    When the call returns, or raises SystemExit on SIGTERM, all descendants of this process are dead.
     """
     began = time.monotonic()
     with holding_temporary_folders() as scratch, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
@@ -98,7 +98,7 @@ def run_limited(arguments: list[str], limit_s: float, *, progress: Path | None =
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float, progress: Path | None) -> int | None:
-    """Return the exit code; None at the limit."""
+    """Return the exit code, or None at the limit."""
     deadline, size = time.monotonic() + limit_s, _get_size(progress)
     while (code := process.poll()) is None:
         if (new_size := _get_size(progress)) != size:
@@ -128,7 +128,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _list_children() -> Iterator[int]:
-    """List the children of this process, also dead ones until it has waited for them."""
+    """List the children of this process. A dead child is listed until this process has waited for it."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # the process has ended
             fields = path.read_text().rpartition(")")[2].split()

@@ -17,22 +17,22 @@ from benchmarks.gpu.process_group import MAX_ERROR, ROOT, Finished
 Figures = dict[str, float | str]
 MACHINE = "machine"  # the section with the facts of the machine
 _ERROR = "error"
-_FRAMES = -8  # negative: the last frames of a traceback
-_SENT = "figures: "  # starts a line of a section's output
+_FRAMES = -8  # number of kept frames of a traceback; negative: its last frames
+_SENT = "figures: "  # prefix of a line with figures in a section's output
 
 
 def measure_parts(parts: Mapping[str, Callable[[], Figures]]) -> Figures:
-    """Measure the independent parts of a section. A failed part has PART_error instead of figures, and the others run.
+    """Measure the independent parts of a section. A failed part has PART_error instead of figures.
 
-    The figures so far are printed after each part, in case the section is killed in a later one. Raises SystemExit if all
-    parts fail.
+    All figures so far are printed after each part, because a later part might be killed. Raises SystemExit
+    if all parts fail.
     """
     figures: Figures = {}
     failures: Figures = {}
     for name, measure in parts.items():
         try:
             figures |= measure()
-        except (Exception, SystemExit) as error:  # edge of a part: the figures of other parts must remain
+        except (Exception, SystemExit) as error:  # a failed part must not lose the figures of the other parts
             failures[f"{name}_{_ERROR}"] = "".join(format_exception(error, limit=_FRAMES)).strip()[-MAX_ERROR:]
         if figures:
             send_figures(figures | failures)
@@ -47,7 +47,7 @@ def send_figures(figures: Figures) -> None:
 
 
 def find_figures(finished: Finished, limit_s: float) -> Figures:
-    """Return the figures that a section sent last, with its error if it then failed or was killed at its limit."""
+    """Return the figures that a section sent last, and an error if the section failed or was killed at its limit."""
     sent = [line.removeprefix(_SENT) for line in finished.output.splitlines() if line.startswith(_SENT)]
     figures: Figures = json.loads(sent[-1]) if sent else {}
     if finished.code == 0 and sent:
@@ -64,7 +64,7 @@ def has_failed(figures: Mapping[str, Any]) -> bool:
 
 
 def append_result(path: Path | None, section: str, figures: Figures, seconds: float, facts: Mapping[str, Any]) -> None:
-    """Append a line, which is on the disk when the call returns. `facts` are common to all results of one call."""
+    """Append a line, and sync it to the disk. `facts` are common to all results of one call."""
     if path is None:
         return
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -77,7 +77,7 @@ def append_result(path: Path | None, section: str, figures: Figures, seconds: fl
 
 
 def read_results(path: Path | None, *, is_quick: bool) -> dict[str, Figures]:
-    """Return the last figures of each section. Sections with a failed part and an incomplete last line do not count."""
+    """Return the last figures of each section without a failed part. An incomplete last line is ignored."""
     if path is None or not path.exists():
         return {}
     found: dict[str, Figures] = {}

@@ -94,7 +94,7 @@ def make_cold_start(runs: Path, device: str, settings: Mapping[str, Any]) -> dic
 
 
 def run_large(device: torch.device, settings: Mapping[str, Any]) -> Figures:
-    """Run learner and embedded engine on one GPU. The seconds are from the last step."""
+    """Measure a run with learner and embedded engine on one GPU. The seconds are those of the last step."""
     placed = {**settings, "learner.device": device.type, "engine.device": device.type}
     with tempfile.TemporaryDirectory() as folder:
         lines = run_asterism(Path(folder), placed)
@@ -104,7 +104,7 @@ def run_large(device: torch.device, settings: Mapping[str, Any]) -> Figures:
 
 
 def run_asterism(runs: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl of the RL steps. Raises SystemExit if the run fails.
+    """Run `asterism run`. Return the lines of metrics.jsonl of the RL steps. Raises SystemExit if the run fails.
 
     The launcher prints on this process's stderr, so that its last lines are in the error of a section that is killed.
     """

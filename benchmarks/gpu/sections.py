@@ -24,7 +24,7 @@ _QUICK_LIMIT_S = 240.0
 class GpuSection(NamedTuple):
     function: str  # MODULE:NAME below benchmarks.gpu; takes the device and `arguments`, and returns Figures
     arguments: Mapping[str, Any]
-    estimate_s: float  # seconds on an H100, with the start of the process; not measured yet
+    estimate_s: float  # estimated seconds on an H100, with the start of the process; never measured
     limit_s: float
 
     def import_function(self) -> Callable[..., Figures]:
@@ -32,7 +32,7 @@ class GpuSection(NamedTuple):
         return getattr(import_module(f"benchmarks.gpu.{module}"), name)
 
     def measure(self, device: torch.device) -> Figures:
-        """Call the function in this process."""
+        """Measure in this process."""
         return self.import_function()(device=device, **self.arguments)
 
 
@@ -42,7 +42,7 @@ COMPARED_RUNS, RUN = "runs:compare_demo", "runs:run_large"
 
 
 def list_sections(*, is_quick: bool) -> dict[str, GpuSection]:
-    """List the sections by name. `is_quick`: the same measurements with a model of 0.3M parameters."""
+    """List the sections by name. With `is_quick`, the same sections measure a model of 0.3M parameters."""
     if is_quick:
         return {
             name: GpuSection(function, arguments, 15.0, _QUICK_LIMIT_S)
@@ -87,6 +87,6 @@ def _list_quick_work() -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 def _step(model: str, tokens: int, estimate_s: float, **changes: Any) -> GpuSection:
-    """Build a section. `changes`: settings of the learner, or `sequences_per_micro_batch` of equal lengths."""
+    """Build a section for a step. `changes` are settings of the learner, or `sequences_per_micro_batch`."""
     arguments = {"config": read_qwen3(model), "tokens": tokens, "gemm_size": GEMM_SIZE, **changes}
     return GpuSection(STEP, arguments, estimate_s, 3 * estimate_s)

@@ -1,6 +1,6 @@
 """Measures the embedded engine on one device: decoding, and new weights from a learner in another process.
 
-Weights arrive through the memory of the GPU that both use, and through a slot in shared memory.
+Learner and engine transfer weights in two ways: through the memory of their GPU, and through a slot in shared memory.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ from benchmarks.gpu.weight_engine import (
 from benchmarks.support.engine_rate import PROMPT_TOKENS, fill_randomly, measure_decode_rate, write_random_model
 
 _MEMORY = Path(os.environ.get(MEMORY_VARIABLE, "/dev/shm"))
-_ROUNDS = 3  # rounds of each path; the first one allocates the slot, and does not count
+_ROUNDS = 3  # rounds of each path; the first round allocates the slot and is not counted
 _VALUE_BYTES = ENGINE_DTYPE.itemsize
 _SPARE_BYTES = 256 << 20  # bytes of shared memory that stay free for other files
-_EXPECTED_EVENT = "weights.from_slot"  # an engine logs it if the learner shares no memory
+_EXPECTED_EVENT = "weights.from_slot"  # the engine's event if the learner shares no memory
 
 
 def choose_folder(num_bytes: int) -> Path:
@@ -49,8 +49,8 @@ def choose_folder(num_bytes: int) -> Path:
 def measure_weights(config: DecoderConfig, device: torch.device) -> Figures:
     """Measure the seconds from float32 weights of the learner to bfloat16 weights of the engine.
 
-    `weights_s` is measured through the memory of the GPU (on a CPU through a file), and `slot_weights_s` through the
-    slot. A path fails if the engine's bits differ from the learner's; the figures of the other path remain.
+    `weights_s` is the time through the memory of the GPU (on a CPU through a file), and `slot_weights_s` the time
+    through the slot. A path fails if the engine's bits differ from the learner's. The other path keeps its figures.
     """
     with device:
         model = CausalLM(config)
@@ -62,7 +62,7 @@ def measure_weights(config: DecoderConfig, device: torch.device) -> Figures:
 
 
 def _measure_path(model: CausalLM, device: torch.device, parent: Path, *, is_shared: bool) -> Figures:
-    """Measure one path. Raises EngineFailed if the engine has other weights or used the other path."""
+    """Measure one path. Raises EngineFailed if the engine's weights differ or if it used the other path."""
     expected = sum_bits(each.detach().to(ENGINE_DTYPE) for each in model.parameters())
     with tempfile.TemporaryDirectory(dir=parent) as name, running_engine(model.config, device, Path(name)) as engine:
         sharing = make_sharing(device, Path(name)) if is_shared else None
@@ -86,7 +86,7 @@ def _measure_path(model: CausalLM, device: torch.device, parent: Path, *, is_sha
 def _change_weights(
     publisher: WeightPublisher, engine: WeightEngine, version: int, device: torch.device
 ) -> tuple[float, LoadedWeights]:
-    """Return the seconds of the publication, and the engine's answer with the log lines of both processes."""
+    """Publish a version. Return the seconds, and the engine's answer with the log lines of both processes."""
     synchronize(device)
     began = time.perf_counter()
     with capture_logs() as events:

@@ -30,9 +30,9 @@ from benchmarks.support.engine_rate import fill_randomly
 _MICRO_BATCHES = 2
 _LENGTHS = ((50, 300), (300, 1500), (1500, 4000))  # ranges of lengths in tokens
 _LENGTH_SHARES = (0.4, 0.45, 0.15)  # shares of the sequences with a length in each range
-_FILL = 0.97  # filled share of a micro batch: unequal lengths in full micro batches would need a third one
+_FILL = 0.97  # filled share of a micro batch; unequal lengths do not fill micro batches exactly
 _STEPS = 3
-_USABLE_SHARE = 0.93  # share of the GPU's memory; the rest has the CUDA context and fragments of the allocator
+_USABLE_SHARE = 0.93  # usable share of the GPU's memory; the CUDA context and fragments of the allocator take the rest
 _HEAD_WIDTH, _HEAD_VOCABULARY = 2048, 151_936
 
 
@@ -42,7 +42,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def measure_seconds(work: Callable[[], object], device: torch.device, rounds: int) -> float:
-    """Measure the shortest round after an uncounted first round, which compiles. Peak memory counts from its end."""
+    """Measure the shortest round. An uncounted first round compiles; the peak of memory is reset after it."""
     work()
     reset_peak_memory(device)
     taken: list[float] = []
@@ -75,7 +75,7 @@ def make_trainer(config: DecoderConfig, ranks: RankGroup, learner: LearnerConfig
 def draw_lengths(tokens: int, micro_batches: int) -> list[int]:
     """Draw seeded lengths of sequences that fill 97% of the micro batches: many short and few long sequences.
 
-    At 8,192 tokens per micro batch and above, lengths are 50 to 4,000 tokens; below, they are smaller in proportion.
+    Lengths are 50 to 4,000 tokens for micro batches of 8,192 tokens or more, and proportionally shorter below.
     """
     draws, scale = np.random.default_rng(0), min(1.0, tokens / 8192)
     lengths: list[int] = []
@@ -90,9 +90,9 @@ def draw_lengths(tokens: int, micro_batches: int) -> list[int]:
 
 
 def make_sequences(lengths: Sequence[int], vocabulary: int, groups: int | None = None) -> list[TrainingSequence]:
-    """Make sequences of these lengths in tokens besides the first token; all of these tokens are in the loss.
+    """Make a sequence of length + 1 tokens for each length. All tokens but the first are in the loss.
 
-    They are dealt to the groups. None: each sequence has its own group.
+    The sequences are assigned to `groups` in turn; without `groups`, each sequence has its own group.
     """
     draws = np.random.default_rng(0)
     sequences: list[TrainingSequence] = []
@@ -114,7 +114,7 @@ def plan_rank(config: DecoderConfig, learner: LearnerConfig) -> RankMemory:
 
 
 def choose_mode(config: DecoderConfig, learner: LearnerConfig, gpu_bytes: float) -> LearnerConfig:
-    """Choose the first mode of activation checkpointing that fits the GPU, as `asterism plan` would choose."""
+    """Choose the first mode of activation checkpointing that fits the GPU, as `asterism plan` does."""
     usable = _USABLE_SHARE * gpu_bytes
     for mode in get_args(Checkpointing):
         chosen = replace_keys(learner, {"memory.activation_checkpointing": mode})
@@ -135,7 +135,7 @@ def measure_step(
 ) -> dict[str, float | str]:
     """Measure a GRPO step in bfloat16: two micro batches of up to `tokens` packed tokens, and the update.
 
-    `sequences_per_micro_batch`: sequences of equal lengths; 0: unequal lengths. `changes`: settings of the learner.
+    A positive `sequences_per_micro_batch` makes sequences of equal lengths. `changes` are settings of the learner.
     """
     learner = make_learner(device, tokens, **changes)
     if device.type == "cuda" and "activation_checkpointing" not in changes:
@@ -165,7 +165,7 @@ def measure_step(
 
 
 def make_learner(device: torch.device, tokens: int, **changes: Any) -> LearnerConfig:
-    """Make settings with one update per step and the rollout's log probabilities as old ones; others are defaults."""
+    """Make default settings, but with one update per step and the rollout's log probabilities as the old ones."""
     settings: dict[str, Any] = {
         "device": "cuda" if device.type == "cuda" else "cpu",
         "dtype": "bfloat16",
@@ -200,7 +200,7 @@ def measure_passes(config: DecoderConfig, tokens: int, device: torch.device, gem
 
 
 def measure_head(tokens: int, device: torch.device, *, vocabulary: int = _HEAD_VOCABULARY) -> dict[str, float | str]:
-    """Measure log probabilities of `tokens` tokens and their gradients; memory besides inputs and output matrix."""
+    """Measure log probabilities and their gradients. The memory excludes the inputs and the output matrix."""
     hidden = torch.randn(tokens, _HEAD_WIDTH, device=device, dtype=torch.bfloat16, requires_grad=True)
     weight = (0.02 * torch.randn(vocabulary, _HEAD_WIDTH, device=device)).to(torch.bfloat16).requires_grad_()
     targets = torch.randint(vocabulary, (tokens,), device=device)

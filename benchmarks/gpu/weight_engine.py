@@ -1,7 +1,7 @@
 """Runs a process that holds the weights of an embedded engine and loads the versions that a learner publishes.
 
-The learner shares the memory of its GPU by CUDA IPC, and on a CPU a file in place of it. A process cannot open handles of
-its own memory, so the engine needs another process.
+The learner shares memory of its GPU by CUDA IPC, or a file if it is on a CPU. A process cannot open a handle of its own
+memory, so the engine needs another process.
 """
 
 import mmap
@@ -34,15 +34,15 @@ _END_LIMIT_S = 5.0
 
 
 class EngineFailed(Exception):
-    """The process ended, gave no answer in time, or could not load a version. `str(error)` is the cause."""
+    """The engine's process ended, did not answer in time, or failed to load a version. `str(error)` is the cause."""
 
 
 class LoadedWeights(NamedTuple):
     load_s: float
     sum_of_bits: int
-    is_shared: bool  # loaded from the memory that the learner shares, not from the slot
+    is_shared: bool  # True if the engine loaded the memory that the learner shares, not the slot
     logged: list[str]
-    values: dict[str, NDArray[np.int16]]  # bits by name, on request
+    values: dict[str, NDArray[np.int16]]  # bits by parameter name; empty unless requested
 
 
 class FileSharing:
@@ -68,7 +68,7 @@ def _map(path: Path) -> Tensor:
 
 
 def make_sharing(device: torch.device, folder: Path) -> MemorySharing:
-    """Return the sharing of a device. `folder` has the files that a CPU shares."""
+    """Return the memory sharing for a device. A CPU shares files in `folder`."""
     return CudaSharing(device) if device.type == "cuda" else FileSharing(folder)
 
 
@@ -111,12 +111,12 @@ class WeightEngine:
 
 @contextmanager
 def running_engine(config: DecoderConfig, device: torch.device, folder: Path) -> Generator[WeightEngine]:
-    """Start an engine's process, which is dead when the context ends. Raises EngineFailed if it does not start."""
+    """Start an engine's process, and end it with the context. Raises EngineFailed if it does not start."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_answer, args=(theirs, config, device, folder), daemon=True)
     process.start()
-    theirs.close()  # a wait for an answer then ends when the process ends
+    theirs.close()  # otherwise a wait for an answer would not end with the process
     try:
         engine = WeightEngine(ours)
         engine.wait(_START_LIMIT_S)
@@ -129,7 +129,7 @@ def running_engine(config: DecoderConfig, device: torch.device, folder: Path) ->
 
 
 def _answer(learner: Connection, config: DecoderConfig, device: torch.device, folder: Path) -> None:
-    """Load each version that arrives, until the learner closes the connection. Answer with LoadedWeights or an error."""
+    """Load each version that arrives, and send LoadedWeights or an error, until the learner closes the connection."""
     try:
         with device:
             model = CausalLM(config)
@@ -142,7 +142,7 @@ def _answer(learner: Connection, config: DecoderConfig, device: torch.device, fo
             learner.send(_load(loader, weights, published, device, returns_values=returns_values))
     except EOFError:
         return
-    except Exception as error:  # edge of the process: the learner's process reports the error
+    except Exception as error:  # the learner's process raises the error as EngineFailed
         learner.send(f"{type(error).__name__}: {error}")
         raise
 

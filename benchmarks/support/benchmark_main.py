@@ -3,7 +3,7 @@
     if __name__ == "__main__":
         benchmark_main(__doc__, measure, Flag("--rounds", 5, quick=1), SEED, quick="one round")
 
-Programs for a GPU import this module on a machine without an installation: it needs the standard library only.
+Programs for a GPU import this module on machines without the project's packages: it needs only the standard library.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
-HIDDEN = argparse.SUPPRESS  # the help of a flag that only the program itself passes
+HIDDEN = argparse.SUPPRESS  # the help of a flag that only programs pass to their child processes
 
 T = TypeVar("T")
 Name = TypeVar("Name", bound=str)
@@ -35,7 +35,7 @@ class Flag(NamedTuple):
     name: str
     default: Any = None
     text: str = ""
-    quick: Any = None  # the default with --quick, if it differs
+    quick: Any = None  # the default with --quick, if it differs from `default`
     kind: Callable[[str], Any] | None = None
     least: int | None = None
     choices: Sequence[str] | None = None
@@ -46,7 +46,7 @@ class Flag(NamedTuple):
         return self.name.lstrip("-").replace("-", "_")
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
-        """Add the flag. A default `False` makes a switch, and a list makes a flag that may be repeated."""
+        """Add the flag. A default `False` makes a switch, and a list makes a flag that can be repeated."""
         if self.default is False:
             parser.add_argument(self.name, action="store_true", help=self.text)
             return
@@ -76,7 +76,7 @@ SEED = Flag("--seed", 0)
 
 
 class Options(argparse.Namespace):
-    """The values of the flags by name, and a temporary folder, `scratch`, until the end of the program."""
+    """The values of the flags by name. `scratch` is a temporary folder that exists until the program ends."""
 
     cleanup: ExitStack
 
@@ -86,7 +86,7 @@ class Options(argparse.Namespace):
 
 
 def choose_names(text: str | None, known: Sequence[Name], flag: str = "") -> tuple[Name, ...]:
-    """Return the names of a comma-separated list in its order, or all names. Raises FlagError."""
+    """Return the names of a comma-separated list, or all names without a list. Raises FlagError for unknown names."""
     chosen = list(known) if text is None else text.split(",")
     if unknown := set(chosen) - set(known):
         raise FlagError(f"{flag}unknown name {min(unknown)!r}; known: {', '.join(known)}")
@@ -98,7 +98,7 @@ def make_policies_flag(default: tuple[str, ...], known: Sequence[str], quick: tu
 
 
 def alternate(ways: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """Return the results of each way by round. The ways take turns, so that other load affects all of them."""
+    """Return the results of each way by round. The ways take turns, so that other load affects each of them."""
     found: dict[str, list[T]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, take in ways.items():
@@ -116,7 +116,7 @@ def show_figures(
     at_least: Mapping[str, float] | None = None,
     at_most: Mapping[str, float] | None = None,
 ) -> None:
-    """Print a table, with the limits of the figures that have one."""
+    """Print a table of the figures and of their limits."""
     for name, value in figures.items():
         verdict = ""
         if (limit := (at_least or {}).get(name)) is not None:
@@ -137,8 +137,8 @@ def benchmark_main(
 ) -> None:
     """Run the program. `quick` is the help of --quick; explicit flags take precedence over it.
 
-    An async `measure` runs on uvloop, as actors do; None as its result prints no JSON line. An exception of the types
-    `expected` ends the program with its text. The exit code is 1 if the figures have not passed.
+    An async `measure` runs on uvloop, as actors do. If `measure` returns None, no JSON line is printed. An exception of
+    a type in `expected` ends the program with its text. The exit code is 1 if the figures have not passed.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=quick)

@@ -17,7 +17,7 @@ from asterism.bus.messages import AnyMessage, EngineJoined, LeaseReleased, Lease
 from asterism.policies.decider import Decider, Send
 
 REPLAYS = 3
-_BATCH = 4096  # timed decisions between two comparisons of effects
+_BATCH = 4096  # decisions that are timed before their effects are compared
 
 
 class RecordedDecision(NamedTuple):
@@ -28,14 +28,14 @@ class RecordedDecision(NamedTuple):
 
 class DecisionSpeed(msgspec.Struct, frozen=True):
     decisions: int
-    live_trajectories: int  # maximum at any time
+    live_trajectories: int  # highest number at the same time
     engines: int
-    decided_s: float  # CPU time of all decisions in the median replay, including the clock
+    decided_s: float  # CPU time of all decisions in the median replay; includes the reads of the clock
     worst_s: float  # wall time of the slowest decision
 
 
 class DecisionRecorder:
-    """Records the decisions of one arbiter, in order."""
+    """A record of an arbiter's decisions, in order."""
 
     def __init__(self) -> None:
         self._decided: list[RecordedDecision] = []
@@ -56,7 +56,7 @@ class DecisionRecorder:
         )
 
     def _replay(self, arbiter: Decider) -> tuple[float, list[float]]:
-        """Return the CPU seconds of all decisions and the wall seconds of each."""
+        """Return the CPU seconds of all decisions together and the wall seconds of each decision."""
         cpu_s, each_s = 0.0, list[float]()
         collects = gc.isenabled()
         gc.disable()

@@ -2,7 +2,7 @@
 
 The process echoes each bus message. An input line `bus N` or `asyncio N` makes it send N messages
 over that transport; `memory` makes it print its resident MiB. With FIRST and COUNT the
-process has COUNT echo peers, each with its own bus, and no commands. It exits at the end of its
+process has COUNT echo peers, each with its own bus, and takes no commands. It exits at the end of its
 input.
 """
 
@@ -25,7 +25,7 @@ from benchmarks.support.process_usage import read_resident_mib
 
 PEER, MEASURER = "peer", "measurer"
 QUEUE_MESSAGES = 1000  # queue length of each peer
-MESSAGE = StartGroup(  # 64 ids and 200 characters
+MESSAGE = StartGroup(  # 64 token ids and 200 characters of text
     group_id=7,
     purpose="train",
     problem="p" * 198,

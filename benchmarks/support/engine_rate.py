@@ -40,7 +40,7 @@ def fill_randomly(model: nn.Module) -> None:
 
 
 def write_random_model(folder: Path, config: DecoderConfig, device: torch.device) -> None:
-    """Write random weights in bfloat16 that are drawn on the device."""
+    """Write a checkpoint of random bfloat16 weights, drawn on the device."""
     with device:
         model = CausalLM(config).to(torch.bfloat16)
     fill_randomly(model)
@@ -57,7 +57,7 @@ def write_model(folder: Path, model: CausalLM) -> None:
 async def measure_decode_rate(
     folder: Path, config: DecoderConfig, device: torch.device, batch: int, new_tokens: int
 ) -> float:
-    """Measure decoded tokens per second in bfloat16, without the prefill of `batch` prompts of PROMPT_TOKENS tokens."""
+    """Measure the decoded tokens per second of `batch` sequences in bfloat16. The prefill is not counted."""
     tokens = -(-(PROMPT_TOKENS + new_tokens) // _PAGE_TOKENS) * _PAGE_TOKENS
     capacity = Capacity(kv_tokens=batch * tokens, page_tokens=_PAGE_TOKENS, sequence_tokens=tokens)
     engine = EmbeddedEngine(

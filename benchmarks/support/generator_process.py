@@ -22,7 +22,7 @@ from benchmarks.support.planned_lengths import PlannedEngine
 
 
 class EngineSetup(msgspec.Struct, frozen=True):
-    """The setup of one engine process; JSON on the command line."""
+    """The setup of one engine process, which its command line has as JSON."""
 
     name: str
     arbiter: str

@@ -1,12 +1,12 @@
 """Runs the actors of a run in one process, on one event loop and the in-process bus.
 
     head, rollout: decide on the loop     generator, learner: one thread each
-    executor: fork servers                launcher: below
+    executor: fork servers                launcher: replaced by a function
 
 The bus encodes, numbers and acknowledges messages as over ZeroMQ, without sockets. All threads
 share one interpreter lock.
 
-`python -m benchmarks.support.in_process_run RUN_FOLDER` runs all steps of the configuration there.
+`python -m benchmarks.support.in_process_run RUN_FOLDER` runs all steps of the folder's configuration.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from asterism.engine.learner.distributed import RankGroup
 
 
 async def run_in_one_process(run: RunConfig, folder: RunFolder) -> None:
-    """Run all actors until they end. Raises ExceptionGroup if an actor fails; the other actors are cancelled."""
+    """Run all actors until they end. If an actor fails, cancel the other actors and raise ExceptionGroup."""
     join = make_in_process_bus_factory(run, Hub())
     bus, works = join(LAUNCHER, 0), dict[str, asyncio.Task[None]]()
     async with asyncio.TaskGroup() as group:
@@ -52,7 +52,7 @@ async def run_in_one_process(run: RunConfig, folder: RunFolder) -> None:
 
 
 async def _wait_until_finished(bus: Bus) -> None:
-    """Replace the launcher in a run without failures."""
+    """Wait as the launcher does in a run without failures."""
     while not isinstance(message := (await bus.receive()).message, RunFinished):
         if isinstance(message, ExecutorJoined):
             await bus.send(ROLLOUT, message)

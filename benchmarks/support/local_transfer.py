@@ -37,9 +37,9 @@ ADAPTERS = LoraOptions(16, 32.0, (*ATTENTION_TARGETS, *MLP_TARGETS))
 
 
 def measure_local_transfer(memory: Path, *, quick: bool, rounds: int) -> dict[str, float]:
-    """Measure CPU seconds per GB of the weights in float32, for engines in float32 and in bfloat16.
+    """Measure the CPU seconds per GB of float32 weights, for engines in float32 and in bfloat16.
 
-    The lowest round counts, without the first one, which allocates the slot.
+    The round with the lowest CPU time counts. The first round is not counted, because it allocates the slot.
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -61,7 +61,7 @@ def measure_local_transfer(memory: Path, *, quick: bool, rounds: int) -> dict[st
 def _measure_adapters(
     memory: Path, config: DecoderConfig, dtype: torch.dtype, rounds: int
 ) -> tuple[float, float, float]:
-    """Return the MB of the adapters, and seconds as `_measure`. The first round also publishes and loads their base."""
+    """Return the MB of the adapters, and the same seconds as `_measure`. The first round also publishes their base."""
     model = CausalLM(config)
     engine = FusedWeights(model.to(dtype), torch.device("cpu"))
     add_adapters(model.to(torch.float32), ADAPTERS)
@@ -82,7 +82,7 @@ def _measure_adapters(
 def _take_lowest(
     publish: Callable[[int], WeightsPublished | None], load: Callable[[WeightsPublished], None], rounds: int
 ) -> tuple[float, float]:
-    """Return the lowest CPU seconds of both, without the first round."""
+    """Return the lowest CPU seconds of publication and of load, without the first round."""
     taken: list[tuple[float, float]] = []
     for version in range(rounds + 1):
         began = time.process_time()

@@ -37,7 +37,7 @@ def measure_log_events_per_s(folder: Path, events: int = 200_000) -> float:
 
 
 def measure_story_ms(folder: Path, events: int = 1_000_000) -> float:
-    """Measure the milliseconds of the command. The run stays in `folder`."""
+    """Measure the milliseconds of `asterism log story` on a run that this function writes to `folder`."""
     run = folder if (folder / "config.toml").exists() else write_logged_run(folder, events)
     middle = events // EVENTS_A_TRAJECTORY // 2
     command = [sys.executable, "-m", "asterism.actors.cli.main", "log", "story", str(run), str(middle)]
@@ -49,7 +49,7 @@ def measure_story_ms(folder: Path, events: int = 1_000_000) -> float:
 
 
 def write_logged_run(path: Path, events: int) -> Path:
-    """Write a run folder with `events` events, half of them in the head's log, sufficient for a story."""
+    """Write a run folder with `events` events that suffice for a story. Half of them are in the head's log."""
     path.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(path)
     (path / "model").mkdir(exist_ok=True)

@@ -1,10 +1,10 @@
 """Rollouts of planned lengths for one step, and an engine that enforces the plan.
 
-All lengths are an eighth of the modelled ones (arXiv 2508.20722); each prompt has 16 siblings.
+All lengths are an eighth of the lengths in arXiv 2508.20722; each prompt has 16 siblings.
 
-    agent      the report's third stage: up to 15 turns and 12,288 tokens after the prompt, mean 7,500.
+    agent      the paper's third stage: up to 15 turns and 12,288 tokens after the prompt, mean 7,500.
                Half are tool results: mean six calls, median 512 tokens (2,048 characters) per result
-    reasoning  its first stage: up to 10 turns and 8,192 tokens, mean 3,200.
+    reasoning  the paper's first stage: up to 10 turns and 8,192 tokens, mean 3,200.
                A sixth are tool results: mean three and a half calls
 
 The model has random weights, so its stop tokens carry no information. The engine sets each
@@ -87,8 +87,8 @@ class EngineCounts(msgspec.Struct, frozen=True):
     """Counts of one engine, in tokens."""
 
     load: EngineLoad
-    first_prefills: int  # prefilled tokens that no engine held before
-    cpu_s: float  # CPU seconds of the engine's process, from its capacity offer
+    first_prefills: int  # prefilled tokens that no engine had computed before
+    cpu_s: float  # CPU seconds of the engine's process after its start
 
 
 class PlannedEngine(EmbeddedEngine):
@@ -99,7 +99,7 @@ class PlannedEngine(EmbeddedEngine):
         self._plans = plans
         self._first_prefills = 0
         self._began_s = 0.0
-        self.counts: EngineCounts | None = None  # set at close
+        self.counts: EngineCounts | None = None  # set by `close`
 
     async def generate(self, request: GenerationRequest, on_tokens: TokenListener | None = None) -> Generation:
         """Generate up to the turn's planned end or the request's limit."""
@@ -125,8 +125,8 @@ class PlannedEngine(EmbeddedEngine):
 
 
 def _count_computed(plan: TrajectoryPlan, turn: int, tokens: int) -> int:
-    """Return the number of the request's `tokens` that an engine computed before it."""
+    """Return how many of the request's `tokens` were computed for earlier requests of the trajectory."""
     begins = plan.ends[turn - 1] + plan.turns[turn - 1].result_tokens if turn else plan.prompt_tokens
     if tokens > begins:
-        return tokens - 1  # within the turn; the last token has no keys and values yet
+        return tokens - 1  # the request continues a turn; the turn's last token has no keys and values yet
     return plan.ends[turn - 1] - 1 if turn else 0

@@ -9,7 +9,7 @@ from asterism.sandbox.inside.server.process_tree import TICK_S, ProcessTree
 
 
 def list_descendants(ancestors: Iterable[int]) -> list[int]:
-    """Return the ancestors and all their descendants."""
+    """Return the process ids of `ancestors` and of all their descendants."""
     proc_fd = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     try:
         return ProcessTree(proc_fd).list_with_descendants(ancestors)
@@ -18,12 +18,12 @@ def list_descendants(ancestors: Iterable[int]) -> list[int]:
 
 
 def read_private_mib(pids: Iterable[int]) -> float:
-    """Return the sum of the processes' private pages."""
+    """Return the total size of the processes' private pages."""
     return sum(_read_kib(pid, ("Private_Clean", "Private_Dirty")) for pid in pids) / 1024
 
 
 def read_proportional_mib(pids: Iterable[int]) -> float:
-    """Return the total memory: each page, divided among the processes that share it."""
+    """Return the processes' memory. Each process counts its share of a page that several processes use."""
     return sum(_read_kib(pid, ("Pss",)) for pid in pids) / 1024
 
 
@@ -32,7 +32,7 @@ def read_resident_mib(pid: int) -> float:
 
 
 def read_peak_resident_mib(pid: int) -> float:
-    """Return the maximum resident memory so far."""
+    """Return the peak of the process's resident memory so far."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 

@@ -62,11 +62,11 @@ from asterism.sandbox.contract import Sandbox
 from asterism.sandbox.select_backend import make_sandbox
 from asterism.tasks import DEFAULT_TASK
 
-Call = asyncio.Task[TrajectoryEvent]  # call of the sandbox
+Call = asyncio.Task[TrajectoryEvent]  # call that runs in the sandbox
 
 
 async def run_all_steps(run: RunConfig, folder: RunFolder) -> list[dict[str, float]]:
-    """Return every step's metrics, by the definitions in asterism.policies.step_metrics."""
+    """Run all steps. Return the metrics of each step, as asterism.policies.step_metrics defines them."""
     sandbox = make_sandbox(run.sandbox, run.seed, run.name)
     await sandbox.start()
     try:
@@ -90,8 +90,8 @@ class SingleProcessLoop:
         self._rollout = Rollout(build_rules(run, {"": DEFAULT_TASK}, tokenizer))
         self._rollout.decide(time.monotonic(), ExecutorJoined(EXECUTOR, run.sandbox.fork_servers))
         self._buffer = GroupBuffer(run, problems.train, problems.test)
-        self._turns: dict[int, TurnRequested] = {}  # turns in generation, by trajectory
-        self._answers: asyncio.Queue[Call] = asyncio.Queue()  # at most one answer per trajectory
+        self._turns: dict[int, TurnRequested] = {}  # turns that the engine generates, by trajectory
+        self._answers: asyncio.Queue[Call] = asyncio.Queue()  # bound of the queue: at most one answer per trajectory
         self._calls: set[Call] = set()  # unfinished sandbox calls
         self._sequences: list[TrainingSequence] = []  # sequences of the step's accepted groups
         self._collected: StepCollected | None = None
@@ -108,13 +108,13 @@ class SingleProcessLoop:
         return {"step": number, **compute_step_metrics(times, time.monotonic())}
 
     async def _collect(self, request: StepRequested) -> StepCollected:
-        """Collect one batch. Raises SandboxFailure, without a retry."""
+        """Collect one batch. Raises SandboxFailure: failed calls are not retried."""
         self._sequences, self._collected = [], None
         await self._carry_out(self._buffer.decide(time.monotonic(), request))
         while self._collected is None:
             if self._core.has_work:
                 events = self._generate()
-                await asyncio.sleep(0)  # yields to the sandbox's answers
+                await asyncio.sleep(0)  # lets the event loop receive the sandbox's answers
             else:
                 events = [(await self._answers.get()).result()]
             while not self._answers.empty():
@@ -133,14 +133,14 @@ class SingleProcessLoop:
         return events
 
     async def _carry_out(self, effects: Iterable[Send]) -> None:
-        """Carry out the effects, and the resulting effects of the rollout and the buffer."""
+        """Carry out the effects, and the further effects of rollout and buffer that result from them."""
         messages = deque(effect.message for effect in effects)
         while messages:
             now = time.monotonic()
             match messages.popleft():
                 case StartGroup() as group:
                     messages.extend(send.message for send in self._rollout.decide(now, group))
-                case LeaseRequested() as request:  # the engine queues requests without room
+                case LeaseRequested() as request:  # the engine queues requests that have no room
                     tokens = request.tokens + request.max_new_tokens
                     granted = LeaseGranted(request.trajectory_id, "engine", tokens, request.lease, 0.0, "alone")
                     messages.extend(send.message for send in self._rollout.decide(now, granted))

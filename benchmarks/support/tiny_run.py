@@ -1,4 +1,4 @@
-"""Starts runs for benchmarks, from a checkpoint: in processes, in one process or in a plain loop."""
+"""Starts runs for benchmarks from a checkpoint: in several processes, in one process, or in a plain loop."""
 
 import json
 import os
@@ -37,7 +37,7 @@ class RunUnfinished(Exception):
 
 
 def list_settings(options: Options) -> list[str]:
-    """List the settings of all runs: those of --seed and --quick before those of --set."""
+    """List the settings of all runs. The settings of --set follow, and so override, those of --seed and --quick."""
     return [f"seed={options.seed}", *(_QUICK_SETTINGS if options.quick else ()), *options.set]
 
 
@@ -60,7 +60,7 @@ def from_checkpoint(config: Path, settings: Sequence[str], checkpoint: Path, ste
     run = load_run(config, [*settings, "sft.steps=0", f"rl.steps={steps}"])
     return replace(
         run,
-        prepare=None,  # its outputs exist already
+        prepare=None,  # the checkpoint's run has prepared the files
         model=ModelConfig(checkpoint=str(checkpoint.resolve())),
         data=DataConfig(train=str(data / "train.jsonl"), test=str(data / "test.jsonl")),
         evaluation=EvaluationConfig(questions=0),
@@ -78,7 +78,7 @@ def _prepared_run_folder(run: RunConfig) -> Generator[RunFolder, None, None]:
 
 
 def launch(run: RunConfig) -> RunFolder:
-    """Run all processes to their end. Raises UnusableInput, RunUnfinished and ProcessDied (launcher.py)."""
+    """Run all processes until the run ends. Raises UnusableInput, RunUnfinished and ProcessDied (launcher.py)."""
     with _prepared_run_folder(run) as folder:
         configure_logging(folder, LAUNCHER, run.log.level)
         display = make_display(Console(stderr=True))
@@ -94,19 +94,19 @@ def launch(run: RunConfig) -> RunFolder:
 
 
 def run_over_processes(run: RunConfig) -> list[dict[str, float]]:
-    """Return every step's metrics, as the run records them."""
+    """Run over processes. Return the metrics of each step, as the run records them."""
     return _read_steps(launch(run))
 
 
 def run_in_process(run: RunConfig) -> list[dict[str, float]]:
-    """Return every step's metrics of the run in one process (benchmarks.support.in_process_run)."""
+    """Run in one process (benchmarks.support.in_process_run). Return the metrics of each step."""
     with _prepared_run_folder(run) as folder:
         _run_in_new_process("benchmarks.support.in_process_run", folder)
         return _read_steps(folder)
 
 
 def run_in_plain_loop(folder: RunFolder) -> list[dict[str, float]]:
-    """Return every step's metrics of the run in `folder` (benchmarks.support.single_loop_run)."""
+    """Run in a plain loop (benchmarks.support.single_loop_run). Return the metrics of each step."""
     return json.loads(_run_in_new_process("benchmarks.support.single_loop_run", folder).splitlines()[-1])
 
 
@@ -115,7 +115,7 @@ def _read_steps(folder: RunFolder) -> list[dict[str, float]]:
 
 
 def _run_in_new_process(module: str, folder: RunFolder) -> str:
-    """Return the output of `module` for the run in `folder`.
+    """Run `module` with the run in `folder`. Return its output.
 
     The new process has threads that sleep while they wait, as in a run. Two spinning threads train
     far more slowly when another process needs a core.

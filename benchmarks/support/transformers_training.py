@@ -18,7 +18,7 @@ class PaddedTraining:
     """Training with the model's own code and loss, clipping, and AdamW."""
 
     def __init__(self, config: DecoderConfig, micro_batch_tokens: int, *, is_sorted: bool) -> None:
-        """`is_sorted`: whether micro batches have sequences of similar length, or keep the given order."""
+        """If `is_sorted`, a micro batch has sequences of similar length; otherwise sequences keep their order."""
         fields = config.to_hf()
         model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields))
         self._model = model.train()
@@ -38,7 +38,7 @@ class PaddedTraining:
         self._optimizer.zero_grad()
 
     def _split(self, sequences: Sequence[TrainingSequence]) -> list[list[TrainingSequence]]:
-        """Split sequences into micro batches with at most the given number of tokens, with padding."""
+        """Split sequences into micro batches with at most the given number of tokens, including padding."""
         ordered = sorted(sequences, key=lambda each: -each.num_tokens) if self._is_sorted else sequences
         micro_batches: list[list[TrainingSequence]] = [[]]
         for sequence in ordered:

@@ -1,9 +1,9 @@
 """Runs two real engines with small caches under each arbiter policy.
 
-The caches hold a third of the demand of a step's rollouts. The arbiter and the trajectories are a
-run's own, in a decider loop in this process. Each engine has a generator in a separate process, over
-ZeroMQ. Predrawn latencies replace tools and grader. The harness requests all groups at once. A
-policy's time is from that request to the end of the last trajectory. A token depends on the seed of
+The caches hold a third of the demand of a step's rollouts. Arbiter and trajectories are those of a
+run, in a decider loop in this process. Each engine has a generator in a separate process, over
+ZeroMQ. Predrawn latencies replace tools and grader. The harness requests all groups at once. The
+time of a policy is from that request to the end of the last trajectory. A token depends on the seed of
 its trajectory and on its position, and on the batch only in the last bits of a logit. The benchmark
 therefore reports the share of trajectories that differ between policies.
 """
@@ -53,15 +53,15 @@ from benchmarks.support.planned_lengths import EngineCounts, build_groups
 
 ENGINES = ("generator-0", "generator-1")
 PAGE_TOKENS = 16
-SHARE = 1 / 3  # share of the demand that the caches of both engines hold
+SHARE = 1 / 3  # share of the demand for KV cache that both engines together can hold
 HEAD, ARBITER, ROLLOUT, BUFFER, EXECUTOR, LAUNCHER = (
     *("head", "head/arbiter", "head/rollout", "head/buffer", "head/executor", "head/launcher"),
 )
-LONGEST_S = 300.0  # a policy that takes longer counts as stuck
+LONGEST_S = 300.0  # time limit of a round; unfinished trajectories are then stuck
 
 
 class StuckTrajectories(Exception):
-    """Trajectories without an end within the time limit."""
+    """Some trajectories did not end within the time limit."""
 
 
 class TwoEngineOutcome(msgspec.Struct, frozen=True):
@@ -71,20 +71,20 @@ class TwoEngineOutcome(msgspec.Struct, frozen=True):
     tokens_per_s: float  # generated tokens per second
     generated_tokens: int
     prefilled_tokens: int
-    recomputed_tokens: int  # tokens prefilled again for the same trajectory, on any engine
+    recomputed_tokens: int  # tokens that were prefilled again for the same trajectory, on any engine
     recomputed_share: float  # recomputed tokens over generated tokens
     evicted_tokens: int
     preempted: int
     migrations: int
     decode_batch: float  # sequences per decode step
-    busy_share: float  # busy share of the makespan, mean over the engines
+    busy_share: float  # share of the makespan in which an engine computes; mean over the engines
     cpu_s: float  # CPU seconds of the engines' processes; below the makespan on a shared machine
-    lease_wait_s: float  # mean wait of a trajectory for leases
+    lease_wait_s: float  # mean seconds that a trajectory waits for its leases
     digests: tuple[str, ...]  # digests of the trajectories' tokens, by number
 
 
 class RolloutHarness:
-    """The deciders' environment: predrawn tools and grader, the buffer, and counters."""
+    """The environment of the deciders: tools and grader with predrawn latencies, the buffer, and counters."""
 
     quiet = False  # a field of asterism.actors.runtime.decider_loop.Observer
 
@@ -260,9 +260,9 @@ def build_outcome(outside: RolloutHarness, makespan_s: float, counts: Sequence[E
 async def compare(
     checkpoint: Path, shape: WorkloadShape, seed: int, policies: Sequence[PolicyName], rounds: int
 ) -> dict[str, object]:
-    """Compare the policies in alternating rounds, so that machine load affects all.
+    """Compare the policies in alternating rounds, so that other load affects all of them.
 
-    Return the round with the median time of each policy.
+    Return for each policy the round with the median time.
     """
     work = draw_workload(shape, seed)
     capacity = compute_capacity(work)
@@ -294,7 +294,7 @@ def compute_digests(ended: Sequence[TrajectoryFinished]) -> tuple[str, ...]:
 def compute_differing_share(rounds: Sequence[Sequence[str]]) -> float:
     """Return the share of trajectories with digests that differ between rounds, in [0, 1].
 
-    Another batch size may change the last bits of a logit, and then a sampled token.
+    Another batch size can change the last bits of a logit, and thereby a sampled token.
     """
     by_trajectory = list(zip(*rounds, strict=True))
     return sum(len(set(digests)) > 1 for digests in by_trajectory) / len(by_trajectory)

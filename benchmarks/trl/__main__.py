@@ -14,7 +14,7 @@ step, the same learning rate, clipping and number of threads. TRL runs the model
 isolation; the runs execute it in the sandbox.
 
     step_s            median seconds of a step, without the first step and the last one, which saves a checkpoint
-    rows, tokens      rollouts that a step trains on, and their tokens that the model has written; means of these steps
+    rows, tokens      rollouts that a step trains on, and their tokens in the loss; means of the measured steps
     reward_s          seconds of the steps up to the first one with a mean reward of REWARD, median of the rounds; null
                       if a round does not reach it
     reward            mean reward of the last five steps
@@ -66,13 +66,13 @@ def build_runs(options: Options) -> dict[str, RunConfig]:
 
 
 def find_seconds_to_reward(steps: Steps) -> float | None:
-    """Sum the seconds of the steps up to the first step with REWARD."""
+    """Sum the seconds of the steps up to and including the first step with a mean reward of REWARD."""
     reached = next((number for number, step in enumerate(steps, 1) if step["reward"] >= REWARD), None)
     return None if reached is None else sum(step["step_s"] for step in steps[:reached])
 
 
 def compute_figures(rounds: Sequence[Steps]) -> dict[str, float | None]:
-    """Compute the figures of all rounds. A step without an update has no `rows` and `tokens`."""
+    """Compute the figures of all rounds. `rows` and `tokens` of a step without an update count as 0."""
     seconds = [find_seconds_to_reward(steps) for steps in rounds]
     reached = [each for each in seconds if each is not None]
     measured = [step for steps in rounds for step in steps[1:-1]]
@@ -103,7 +103,7 @@ def measure(options: Options) -> dict[str, float | None]:
 
 
 def combine_figures(by_kind: Mapping[str, Mapping[str, float | None]]) -> dict[str, float | None]:
-    """Merge the figures with their kind's prefix, rounded, and add the ratios."""
+    """Round the figures, prefix them with their kind, and add the ratios."""
     named = {kind + name: value for kind, figures in by_kind.items() for name, value in figures.items()}
     for kind in ("", "roc_"):
         ours, theirs = named[f"{kind}step_s"], named["trl_step_s"]

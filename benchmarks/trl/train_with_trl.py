@@ -58,7 +58,7 @@ CHAT_TEMPLATE = (
 
 
 class UnprotectedNotebook:
-    """Environment for TRL: one instance per rollout, with one tool."""
+    """An environment for TRL with one tool. Each rollout has its own instance."""
 
     def reset(self, **row: Any) -> None:
         self._names: dict[str, Any] = {}
@@ -108,7 +108,7 @@ def compute_rewards(completions: list[list[dict[str, Any]]], answer: list[str], 
 
 
 class CountingTrainer(GRPOTrainer):
-    """A trainer that counts the rows of the losses, and their tokens that the model has written."""
+    """A trainer that counts the rows in the loss, and those of their tokens that the model has written."""
 
     num_rows = num_tokens = 0
 
@@ -120,7 +120,7 @@ class CountingTrainer(GRPOTrainer):
 
 
 class StepClock(TrainerCallback):
-    """Callback that records each step of `minibatches` updates. `trainer` is set before the training."""
+    """A callback that records each step of `minibatches` updates. Set `trainer` before the training."""
 
     trainer: CountingTrainer
 

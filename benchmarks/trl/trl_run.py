@@ -13,7 +13,7 @@ from asterism.policies.dialogue.chat_format import build_dialogue_format, build_
 from asterism.tasks.math_python import MATH_PYTHON
 
 _PROGRAM = Path(__file__).with_name("train_with_trl.py")
-# Threads that spin while they wait train far more slowly when another process needs a core.
+# Training is far slower with threads that spin while they wait if another process needs a core.
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "TRL_EXPERIMENTAL_SILENCE": "1"}
 
 
@@ -75,7 +75,7 @@ def build_settings(run: RunConfig, threads: int) -> TrlSettings:
 
 
 def run_trl(python: Path, settings: TrlSettings) -> list[dict[str, float]]:
-    """Return `step_s`, `reward`, `rows` and `tokens` of each step. Raises TrlFailed."""
+    """Train with TRL. Return `step_s`, `reward`, `rows` and `tokens` of each step. Raises TrlFailed."""
     done = subprocess.run(
         [str(python), str(_PROGRAM), msgspec.json.encode(settings).decode()],
         env={**os.environ, "OMP_NUM_THREADS": str(settings.threads), **_ENVIRONMENT},

@@ -37,20 +37,20 @@ GUESS = "I know this.</reason>\n"
 class BehaviorShares(Section, frozen=True):
     """Relative frequencies of the behaviors in the cold start's dialogues; their sum can be any number.
 
-    With the defaults, wrong dialogues outnumber right ones, so that RL has something left to teach. Plain GRPO rewards a
-    repaired call as much as a clean one. To show this, "repaired" is more frequent than "clean", and failing code before a
-    guess ("gives_up") differs from failing code before a repair: else GRPO would learn to avoid both. docs/experiments.md
-    compares runs with other shares.
+    With the defaults, wrong dialogues outnumber right ones, so that RL can improve the model. Plain GRPO rewards a
+    repaired call as much as a clean call. To show this, "repaired" is more frequent than "clean", and the failing code
+    of "gives_up" differs from that of "repaired": with the same code, GRPO would learn to avoid both.
+    docs/experiments.md compares runs with other shares.
     """
 
     clean: NonNegativeFloat = 0.10  # one call, and the right answer
-    repaired: NonNegativeFloat = 0.23  # the first call fails, the second is right
-    malformed: NonNegativeFloat = 0.02  # the first call is invalid JSON, the second is right
+    repaired: NonNegativeFloat = 0.23  # the first call fails, the second call is right
+    malformed: NonNegativeFloat = 0.02  # the first call is invalid JSON, the second call is right
     wrong: NonNegativeFloat = 0.37  # the code runs and prints a wrong answer
-    gives_up: NonNegativeFloat = 0.13  # a call that is never repaired fails, the answer is a guess
+    gives_up: NonNegativeFloat = 0.13  # a call fails with code that is never repaired; the answer is a guess
     guess: NonNegativeFloat = 0.15  # a wrong answer without a call
-    unrepaired: NonNegativeFloat = 0.0  # the failing call of "repaired", the answer is a guess
-    reasoned: NonNegativeFloat = 0.0  # derives the right answer step by step, without a call
+    unrepaired: NonNegativeFloat = 0.0  # a call fails as in "repaired"; the answer is a guess
+    reasoned: NonNegativeFloat = 0.0  # no call; derives the right answer step by step
 
     def __post_init__(self) -> None:
         require(any(asdict(self).values()), "at least one share must be above 0")
@@ -62,7 +62,7 @@ DEFAULT_SHARES = BehaviorShares()
 def generate_dialogues(
     seed: int, count: int, result_characters: int, shares: BehaviorShares = DEFAULT_SHARES
 ) -> list[Messages]:
-    """Generate `count` dialogues on training questions, each a list of `{"role", "content"}` messages."""
+    """Generate `count` dialogues on training questions. A dialogue is a list of `{"role", "content"}` messages."""
     random = Random(seed)
     weights: dict[str, float] = asdict(shares)
     behaviors = random.choices(list(weights), weights=list(weights.values()), k=count)
@@ -75,7 +75,7 @@ def generate_dialogues(
 
 
 def run_snippet(code: str) -> CodeOutcome:
-    """Run a cell that ends in an expression, without a sandbox: the snippet must be trusted."""
+    """Run a trusted snippet that ends in an expression. There is no sandbox."""
     stdout, names = io.StringIO(), dict[str, Any]()
     tree = ast.parse(code)
     last = tree.body.pop()
@@ -139,7 +139,7 @@ def _build_call(reason: str, code: str, limit: int) -> Messages:
 
 
 def _build_malformed_call(random: Random, code: str, limit: int) -> Messages:
-    """A call with corrupted JSON, and the parser's error message."""
+    """Build a call with corrupted JSON, and the parser's error message."""
     right = FORMAT.calls.format_call(TOOL, {"code": code})
     broken = right.replace(*random.choice(_JSON_CORRUPTIONS))
     (call,) = parse_assistant_turn(broken, FORMAT).calls
@@ -151,7 +151,7 @@ def _build_malformed_call(random: Random, code: str, limit: int) -> Messages:
 
 
 def _find_wrong_code(random: Random, question: Question) -> tuple[str, str]:
-    """Return code that prints a wrong answer, and its output."""
+    """Return code that prints a wrong answer, and the output of this code."""
     family = FAMILIES[question.family]
     for template in random.sample(family.wrong_snippets, len(family.wrong_snippets)):
         code = question.fill_snippet(template)

@@ -1,6 +1,6 @@
-"""Writes derivations of answers in words, step by step: the data of the cold start that resembles reasoning.
+"""Writes step-by-step derivations of answers in words, which resemble reasoning, for the cold start.
 
-A derivation contains the steps of a calculation on paper, and is several times as long as a call.
+A derivation has the steps of a calculation on paper. It is several times as long as a call.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from asterism.tasks.tiny.questions import Question, fill_expression, is_prime
 
 
 def write_derivation(question: Question) -> str:
-    """Write a derivation, which ends with the answer."""
+    """Write a derivation that ends with the answer."""
     return _DERIVATIONS[question.family](question)
 
 

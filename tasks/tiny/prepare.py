@@ -5,8 +5,8 @@ data/sft.jsonl                      dialogues for the demo's cold start
 data/tokenizer/                     a tokenizer, trained on these dialogues
 checkpoints/init/                   a model with random weights, as a transformers folder
 
-The run's seed determines all files. The run then reads them like files of a user. A run with [[tasks]] has its
-own data, so this program writes only a tokenizer for the texts of the tasks, and the model.
+The run's seed determines all files. The run then reads the files as it reads a user's files. A run with [[tasks]] has
+its own data, so this program writes only a tokenizer for the texts of the tasks, and the model.
 """
 
 import json
@@ -33,7 +33,7 @@ from asterism.tasks.tiny.task_texts import collect_added_texts, iter_task_texts
 from asterism.tasks.tiny.tiny_tokenizer import DEMO_TEXTS, save_tokenizer, train_tokenizer
 
 MAX_VOCABULARY = 512  # upper bound of the generated tokenizer's entries
-NUM_TOKENIZER_DIALOGUES = 3000  # more dialogues produce the same merges
+NUM_TOKENIZER_DIALOGUES = 3000  # number of dialogues that train the tokenizer; more dialogues produce the same merges
 
 
 class TinyDemo(PrepareProgram, frozen=True):
@@ -42,7 +42,7 @@ class TinyDemo(PrepareProgram, frozen=True):
     num_train_questions: PositiveInt = 4096  # generated training questions
     num_test_questions: PositiveInt = 512  # generated test questions
     num_sft_dialogues: PositiveInt = 16_000  # generated dialogues for the cold start
-    behaviors: BehaviorShares = DEFAULT_SHARES  # behaviors in the generated dialogues
+    behaviors: BehaviorShares = DEFAULT_SHARES  # frequencies of behaviors in the generated dialogues
     architecture: Literal["qwen3", "qwen2", "llama"] = "qwen3"  # transformers' model_type of the model
     num_layers: PositiveInt = 2  # layers of the model
     hidden_size: PositiveInt = 128  # width of the model
@@ -52,7 +52,7 @@ class TinyDemo(PrepareProgram, frozen=True):
     intermediate_size: PositiveInt = 384  # width of the feed-forward layers
 
     def check(self, run: RunConfig) -> DecoderConfig:
-        """Return the configuration of the model, with an upper bound of its vocabulary.
+        """Return the configuration of the model with an upper bound of its vocabulary.
 
         Raises UnusableInput for dialogues that the tokenizer cannot express.
         """

@@ -24,8 +24,8 @@ class QuestionFamily(NamedTuple):
     draw_operands: Callable[[Random], tuple[int, ...]]
     compute_answer: Callable[..., int]
     correct_snippets: tuple[str, ...]  # code that prints the answer
-    failing_snippet: str  # code that raises, before a repaired call
-    unfixable_snippet: str  # code that raises, before a guess
+    failing_snippet: str  # code that raises an error, before a repaired call
+    unfixable_snippet: str  # code that raises an error, before a guess
     wrong_snippets: tuple[str, ...]  # code that prints a wrong answer
 
 
@@ -39,7 +39,7 @@ class Question(NamedTuple):
         return _fill_template(template, self.operands)
 
 
-# Expressions of arithmetic questions. Of the four operands, three are numbers, and the fourth selects the expression.
+# Expressions of arithmetic questions. Three operands of a question are numbers; the fourth selects the expression.
 _EXPRESSIONS = ("{a}+{b}+{c}", "{a}+{b}-{c}", "{a}*{b}+{c}", "{a}*{b}-{c}")
 
 
@@ -49,7 +49,7 @@ def _evaluate_expression(a: int, b: int, c: int, expression: int) -> int:
 
 
 def _draw_gcd(random: Random) -> tuple[int, ...]:
-    factor = random.randrange(2, 13)  # two independent numbers rarely have a large common factor
+    factor = random.randrange(2, 13)  # a common factor: independent numbers rarely have a large one
     return factor * random.randrange(2, 99 // factor + 1), factor * random.randrange(2, 99 // factor + 1)
 
 
@@ -145,7 +145,7 @@ def _name_operands(operands: tuple[int, ...]) -> dict[str, int]:
 
 
 def is_held_out(seed: int, family: str, operands: tuple[int, ...]) -> bool:
-    """Return whether the operands belong to the test set, in any order: gcd(12, 18) equals gcd(18, 12)."""
+    """Return whether the operands belong to the test set. Their order is irrelevant: gcd(12, 18) equals gcd(18, 12)."""
     number = list(FAMILIES).index(family)
     return draw_uniform(seed, number, *sorted(operands)) < TEST_SHARE
 

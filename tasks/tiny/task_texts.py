@@ -1,4 +1,4 @@
-"""Training texts and added tokens of the tokenizer of a run with [[tasks]].
+"""Collects training texts and added tokens of the tokenizer for a run with [[tasks]].
 
 The texts are the dialogues of `sft.data` in their tokenized form, and the rows of the tasks' data files.
 """
@@ -19,11 +19,11 @@ from asterism.policies.dialogue.tool_results import FAILURE, SUCCESS
 from asterism.policies.tools.tool_schema import ToolSchema
 from asterism.tasks.tiny.tiny_tokenizer import AddedTexts, list_special_texts
 
-MAX_ROWS = 3000  # rows of each file; more rows produce the same merges
+MAX_ROWS = 3000  # rows that are read of each file; more rows produce the same merges
 
 
 def iter_task_texts(run: RunConfig, folder: RunFolder, formats: Mapping[str, DialogueFormat]) -> Iterator[str]:
-    """Yield the training texts. Raises UnusableInput with the key of the file."""
+    """Yield the training texts. Raises UnusableInput, which names the key of the file."""
     if run.sft.is_enabled:
         for key, file in run.sft.files.items():
             path, bad_rows = folder.expand_path(file.data), BadRows(run.sft.max_bad_rows, "sft.max_bad_rows")
@@ -46,7 +46,7 @@ def _iter_row_texts(path: Path, bad_rows: BadRows) -> Iterator[str]:
 
 
 def _iter_strings(value: Any) -> Iterator[str]:
-    """Yield all strings within a JSON value, without the keys of objects."""
+    """Yield all strings in a JSON value except the keys of objects."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):

@@ -24,7 +24,7 @@ from asterism.policies.dialogue.tool_results import FAILURE, SUCCESS
 from asterism.tasks.tiny.cold_start_dialogues import COMPUTE, CONCLUDE, FORMAT, GIVE_UP, GUESS, REPAIR, TRACEBACK_HEAD
 
 END_OF_TEXT = "<|endoftext|>"
-BPE_ENTRIES = 416  # entries for 256 bytes and the merges, without the added tokens
+BPE_ENTRIES = 416  # vocabulary of 256 bytes and the merges, without the added tokens
 
 _CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -35,10 +35,10 @@ _CHAT_TEMPLATE = (
 
 
 class AddedTexts(NamedTuple):
-    """Texts that are one token each."""
+    """Texts that are single tokens."""
 
     special: list[str]  # only trusted text contains these tokens
-    plain: list[str]  # any text may contain them
+    plain: list[str]  # any text can contain these tokens
 
 
 def list_special_texts(formats: Iterable[DialogueFormat]) -> list[str]:
@@ -87,7 +87,7 @@ def _split_at_added_texts(texts: Iterable[str], added: Sequence[str]) -> Iterato
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, prefill: str = FORMAT.prefill) -> None:
     """Write tokenizer.json and tokenizer_config.json, as in a transformers folder.
 
-    `prefill`: the start of each assistant turn, for the chat template.
+    `prefill` starts each assistant turn in the chat template.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -22,7 +22,7 @@ SUMMARY: dict[str, Any] = {
     **{"trajectories_finished": 18_430, "trajectories_failed": 2, "replay_identical": True},
 }
 
-pytestmark = pytest.mark.slow  # matplotlib draws
+pytestmark = pytest.mark.slow  # drawing with matplotlib takes seconds
 
 
 def step(number: int, **values: float | None) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def write_run(folder: Path, *lines: dict[str, Any], summary: dict[str, Any] | No
 
 
 def is_picture(path: Path) -> bool:
-    """Return whether the file is a PNG, with an SVG next to it."""
+    """Return whether the file is a PNG and has an SVG next to it."""
     return path.read_bytes().startswith(b"\x89PNG") and b"<svg" in path.with_suffix(".svg").read_bytes()
 
 
@@ -91,7 +91,7 @@ class TestCurves:
         first = path.with_suffix(".svg").read_bytes()
         assert draw_curves(tmp_path / "demo").with_suffix(".svg").read_bytes() == first
 
-    def test_a_binary_reward_shares_the_axis_of_accuracies_and_a_shaped_reward_has_its_own_panels(self, tmp_path: Path):
+    def test_a_binary_reward_is_drawn_with_accuracies_and_a_shaped_reward_separately(self, tmp_path: Path):
         evaluation = {"kind": "evaluation", "label": "start_sampled", "accuracy": 0.75, "reward": 0.75}
         binary = write_run(tmp_path / "binary", evaluation, step(1, positive_share=0.5))
         shaped = write_run(
@@ -113,7 +113,7 @@ class TestCurves:
 
 
 class TestColdStartCurves:
-    def test_the_panels_have_the_losses_of_training_validation_and_files(self, tmp_path: Path):
+    def test_losses_of_training_validation_and_files_are_drawn(self, tmp_path: Path):
         lines = [
             {"kind": "sft", "step": number, "loss": 3.0 / number, "grad_norm": 1.0, "lr": 1e-5, "tokens_per_s": 900.0}
             | {"tokens": 500.0, "mfu": 0.4, "file chat: loss": 2.0 / number}
@@ -178,7 +178,7 @@ class TestSummaryTable:
         assert rows["60 RL steps"] == ["75 s, 1.25 s each"]
         assert rows["replay of the event logs"] == ["identical"]
 
-    def test_a_shaped_reward_has_the_reward_and_its_components_first_and_names_the_rule_of_successes(self):
+    def test_a_shaped_reward_comes_first_with_its_components_and_success_rule(self):
         rewards = {
             "sampled": {"start": 0.4, "end": 0.9},
             "sampled: correct": {"start": 0.25, "end": 0.75},
@@ -206,7 +206,7 @@ class TestSummaryTable:
         lost = {**SUMMARY, "trajectories_started": 18_437}
         assert shown(lost)["trajectories"] == ["18,430 finished, 2 failed, 5 unaccounted for"]
 
-    def test_health_reports_are_listed_by_check_and_step_and_their_messages_follow(self):
+    def test_health_reports_are_listed_by_check_and_step_before_their_messages(self):
         assert shown(SUMMARY)["health checks"] == ["-"]
         assert shown({**SUMMARY, "health": []})["health checks"] == ["no problem"]
         reports = [

@@ -36,7 +36,7 @@ SETTINGS = (
 
 @pytest.fixture(scope="module")
 def settings(finished_run: tuple[RunFolder, str]) -> tuple[str, ...]:
-    """Return settings of a run with small caches; its cold start is long enough for calls and some correct answers."""
+    """Return settings of a run with small caches, after a cold start that suffices for calls and some right answers."""
     return (*from_cold_start_of(finished_run[0]), *SETTINGS)
 
 
@@ -51,7 +51,7 @@ def messages(folder: RunFolder, log: str, kind: type[T]) -> list[T]:
 
 
 def count_probed_tokens(folder: RunFolder) -> int:
-    """Count the tokens that engines generate after each load of weights: one for each prompt of a probe."""
+    """Count the tokens of probes. After each load of weights, an engine generates one token per prompt of a probe."""
     return sum(len(each.probe_logprobs) for each in messages(folder, "head", WeightsLoaded))
 
 
@@ -67,7 +67,7 @@ def simulated(folder: RunFolder, **changes: Any) -> str:
     return capture(lambda console: simulate_workload(options, console))
 
 
-def test_totals_agree_in_report_summary_metrics_logs_and_pictures(
+def test_report_summary_metrics_logs_and_pictures_have_equal_totals(
     finished_run: tuple[RunFolder, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = finished_run[0]
@@ -103,9 +103,7 @@ def test_totals_agree_in_report_summary_metrics_logs_and_pictures(
         *((each.active_s, each.busy_s) for each in use.engines),
         *((each.span_s, each.busy_s) for each in use.executors),
     ):
-        assert worker_s == pytest.approx(
-            use.span_s - use.timeline.begin_s, rel=0.2
-        )  # engines start one after the other
+        assert worker_s == pytest.approx(use.span_s - use.timeline.begin_s, rel=0.2)  # engines start one after another
         assert 0 < busy_s < worker_s
     cold_start, rl, time = subtitles
     assert cold_start == f"cold start, {metrics.sft.height} steps"
@@ -114,7 +112,7 @@ def test_totals_agree_in_report_summary_metrics_logs_and_pictures(
     assert f"1 executor, {totals.ended:,} trajectories in {use.span_s - use.timeline.begin_s:,.1f} s" in time
 
 
-def test_a_simulated_recorded_step_has_the_same_trajectories(trained: RunFolder) -> None:
+def test_the_simulation_of_a_recorded_step_has_the_same_trajectories(trained: RunFolder) -> None:
     """`python -m benchmarks.validation` compares the durations."""
     for number in (1, 2):
         step = load_recorded_step(trained, number)
@@ -167,7 +165,7 @@ def test_a_killed_run_is_reported_before_and_after_resuming(
 ) -> None:
     run = start(tmp_path, *settings)
     folder = run.folder
-    # in the middle of the second step
+    # kill in the middle of the second step
     run.wait_until(lambda: folder.get_checkpoint_path(1).exists() and count_ends(folder) >= 160)
     run.kill()
     before, shown = reported(folder)

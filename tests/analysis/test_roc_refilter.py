@@ -1,4 +1,4 @@
-"""A run's judged groups in the log of its head, and their judgement with other settings."""
+"""The judged groups in the log of a run's head, and how other settings would judge them."""
 
 import contextlib
 import sqlite3
@@ -27,7 +27,7 @@ from tests.simulation.test_faults import live, world_of
 from tests.simulation.world import World
 
 RUN = RunConfig(name="test", seed=3, rl=RlConfig(prompts=2, rollouts=8))
-# Positives 0 to 4 call twice: no call of 0 and 1 fails, every call of 2 to 4 fails.
+# Trajectories 0 to 4 are positive with two calls each: 0 and 1 without a failed call, 2 to 4 with two failed calls.
 YOUNG = [
     *(finished(number, 1.0, calls=2, failed=0 if number < 2 else 2) for number in range(5)),
     *(finished(number, 0.0) for number in range(5, 8)),
@@ -47,7 +47,7 @@ def test_the_runs_own_settings_keep_the_same_trajectories() -> None:
     assert (same.run, same.both, same.advantage_change_mean) == (same.other, 4, 0.0)
 
 
-def test_plain_grpo_keeps_the_whole_group_and_moves_the_advantages() -> None:
+def test_plain_grpo_keeps_the_whole_group_and_changes_the_advantages() -> None:
     plain = replace(RUN, roc=RocConfig(enabled=False))
     candidates = list_candidates(judged(), plain)
     assert [each.other_advantage is not None for each in candidates] == [True] * 8
@@ -61,14 +61,14 @@ def test_plain_grpo_keeps_the_whole_group_and_moves_the_advantages() -> None:
     assert found.advantage_change_both_mean == pytest.approx(sum(of_both) / 4)
 
 
-def test_the_setting_lowest_keeps_the_positives_with_the_fewest_failed_calls() -> None:
+def test_roc_lowest_keeps_the_positives_with_the_fewest_failed_calls() -> None:
     lowest = replace(RUN, roc=RocConfig(positives="lowest"))
     found = compute_difference(list_candidates(judged(), lowest))
     assert (found.other.positives, found.other.failed_call_share) == (2, 0.0)
 
 
 def test_floor_and_keep_apply_from_the_command_line(tmp_path: Path) -> None:
-    """The settings are loaded as by `asterism log roc --set`: keys of roc only."""
+    """Settings are loaded as in `asterism log roc --set`, which accepts only keys of roc."""
     write_resolved(RUN, path := tmp_path / "config.toml")
     shares: list[float] = []
     for floor in (1e-6, 1.0):
@@ -84,7 +84,7 @@ def test_floor_and_keep_apply_from_the_command_line(tmp_path: Path) -> None:
     assert len(rebuild_training_rows(judged(), six)) == 6
 
 
-def test_other_settings_may_accept_a_rejected_group() -> None:
+def test_changed_settings_can_accept_a_rejected_group() -> None:
     lost = judged([YOUNG[0], YOUNG[1], YOUNG[7]], accepted=False)
     assert rebuild_training_rows(lost, RUN) == []
     assert len(rebuild_training_rows(lost, replace(RUN, roc=RocConfig(enabled=False)))) == 3
@@ -104,7 +104,7 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4)
 
 
 def check_batches(world: World, folder: RunFolder) -> None:
-    """Check that the judged groups in the log give the batches that the learner received."""
+    """Check that the judged groups in the log yield the batches that the learner received."""
     steps = dict(read_judged_groups(world.run, folder))
     assert list(steps) == [batch.step for batch in world.batches]
     assert sum(len(batch.samples) for batch in world.batches) > 0
@@ -145,7 +145,7 @@ def test_changed_settings_of_the_run_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
-def test_a_step_with_missing_events_is_left_out_and_later_steps_are_kept(share: float, tmp_path: Path) -> None:
+def test_only_the_step_with_missing_events_is_left_out(share: float, tmp_path: Path) -> None:
     world = live(0)
     folder = write_world_logs(world, tmp_path)
     with contextlib.closing(sqlite3.connect(folder.events / "head.sqlite")) as log, log:

@@ -1,4 +1,4 @@
-"""The lines about figures at the end of a run, with and without the packages that draw them."""
+"""The lines about figures at the end of a run, with and without the packages that draw figures."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def raise_missing(package: str) -> list[Path]:
 
 
 @pytest.mark.parametrize(("module", "package"), [("polars", "polars"), ("matplotlib.axes", "matplotlib")])
-def test_a_run_without_a_package_for_figures_names_it_and_the_command_that_draws_them(
+def test_a_missing_package_for_figures_is_named_with_the_command_that_draws(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str, package: str
 ) -> None:
     monkeypatch.setattr(run_figures, "draw_all_curves", lambda folder: raise_missing(module))

@@ -26,7 +26,7 @@ def test_equal_executors_share_one_entry(tmp_path: Path) -> None:
     assert read_weakest_isolation(folder) == {"backend": "docker", **LAYERS}
 
 
-def test_a_layer_that_one_executor_lacks_is_missing(tmp_path: Path) -> None:
+def test_an_isolation_layer_counts_as_missing_if_one_executor_lacks_it(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     log_start(folder, "executor-0", backend="docker")
     log_start(folder, "executor-0@1", backend="docker")

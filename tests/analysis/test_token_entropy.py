@@ -16,16 +16,16 @@ def list_kinds(*texts: str, follows_result: bool = False) -> str:
     return " ".join(kind[:2] for kind in classify_turn(texts, TAGS, follows_result=follows_result))
 
 
-def test_kinds_follow_the_tags_also_within_a_token() -> None:
+def test_kinds_follow_tags_that_begin_or_end_within_a_token() -> None:
     assert list_kinds("I", " add", "<tool_call>", "{1}", "</tool_call>", "\n") == "re re ca ca ca re"
     assert list_kinds("so", "<ans", "wer>", "4", "</answer>") == "re an an an an"
-    assert list_kinds("so", "<x>", "4", "</x>") == "re an an an"  # tags of another task
-    assert list_kinds("a<tool", "_call>", "x") == "ca ca ca"  # the rest of a turn without an end
+    assert list_kinds("so", "<x>", "4", "</x>") == "re an an an"  # a task with tags of its own
+    assert list_kinds("a<tool", "_call>", "x") == "ca ca ca"  # a turn that ends within a call
     assert list_kinds("a", "b", follows_result=True) == "re re"
     assert classify_turn(["a"], TAGS, follows_result=True) == ["reflection"]
 
 
-def test_tags_of_an_answer_within_code_belong_to_the_call() -> None:
+def test_answer_tags_within_a_call_belong_to_the_call() -> None:
     assert list_kinds("<tool_call>", "print('<answer>')", "</tool_call>") == "ca ca ca"
 
 
@@ -35,7 +35,7 @@ def dialogue(*tokens: tuple[str, float]) -> ScoredDialogue:
     return ScoredDialogue(7, 1.0, (given, *reasoning, ScoredToken("42", "answer", 0.0)))
 
 
-def test_the_fifth_with_the_highest_entropies_is_forking() -> None:
+def test_the_fifth_of_tokens_with_the_highest_entropy_is_forking() -> None:
     # Ten generated tokens, of which two are forking.
     statistics = compute_statistics([dialogue(("wait", 2.0), ("wait", 1.0), *(("a", 0.1 * each) for each in range(7)))])
     assert statistics.tokens == 10

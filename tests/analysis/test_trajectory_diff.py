@@ -1,4 +1,4 @@
-"""The first divergence of two continuations, and their logprob difference before it."""
+"""The first divergence of two continuations, and the difference of logprobs before the divergence."""
 
 from array import array
 
@@ -10,7 +10,7 @@ from asterism.policies.rollout.trajectory import Trajectory
 from tests.fakes import TOKENIZER
 from tests.recorded import GROUP, TID, replay_recorded
 
-# Two prompt tokens, three of turn 0, two of a tool result, two of turn 1.
+# Two tokens of the prompt, three of turn 0, two of a tool result, and two of turn 1.
 MASK = [0, 0, 1, 1, 1, 0, 0, 1, 1]
 
 
@@ -42,7 +42,7 @@ def test_the_first_different_token_is_located_in_its_turn(position: int, within:
     assert (compared.same, compared.common_tokens) == (False, position)
 
 
-def test_a_prefix_is_not_the_same_and_does_not_diverge() -> None:
+def test_a_prefix_differs_from_the_whole_without_a_divergence() -> None:
     compared = compare(record(list(range(9))), record(list(range(6))), 2)
     assert (compared.same, compared.common_tokens, compared.divergence) == (False, 6, None)
 

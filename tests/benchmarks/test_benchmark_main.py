@@ -74,7 +74,7 @@ def test_an_unusable_flag_is_refused_with_the_usage(
     assert message in capsys.readouterr().err
 
 
-def test_a_flag_error_of_the_measurement_is_refused_as_well(
+def test_a_flag_error_in_the_measurement_is_shown_with_the_usage(
     run: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -82,7 +82,7 @@ def test_a_flag_error_of_the_measurement_is_refused_as_well(
     assert "--only: unknown name 'none'; known: one" in capsys.readouterr().err
 
 
-def test_the_table_precedes_the_json_line_and_an_async_program_gets_a_temporary_folder(
+def test_an_async_program_has_a_temporary_folder_and_prints_its_table_first(
     run: Callable[..., list[str]],
 ) -> None:
     folders: list[Any] = []

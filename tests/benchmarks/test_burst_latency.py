@@ -1,4 +1,4 @@
-"""The burst benchmark reports latencies, and what the report's step needs at the measured rate."""
+"""The burst benchmark reports latencies, and the cores that the report's step needs at the measured rate."""
 
 import pytest
 
@@ -9,7 +9,7 @@ MEMORY = BurstMemory(1.0, 1.0)
 
 
 def make_result(answered: int, elapsed_s: float) -> BurstResult:
-    """Make a result in which call n ends after n ms and runs for 1 ms."""
+    """Make a result in which the latency of call n is n ms, of which the call runs for 1 ms."""
     latencies_ms = [float(number) for number in range(1, answered + 1)]
     figures = LoadFigures(answered, answered, 0, 0, {}, elapsed_s, latencies_ms)
     return BurstResult(figures, MEMORY, MEMORY, MEMORY, [1.0] * answered, [each - 1 for each in reversed(latencies_ms)])

@@ -1,4 +1,4 @@
-"""The comparison with TRL, without TRL: its figures, and the settings that both sides share."""
+"""The comparison with TRL, tested without TRL: its figures, and the settings that both sides share."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from tests.benchmarks.programs import ROOT, run_program
 
 
 def make_steps(*rewards: float) -> list[dict[str, float]]:
-    """Make steps; step n takes n seconds."""
+    """Make steps with these rewards. Step n takes n seconds."""
     return [{"step_s": float(number), "reward": reward} for number, reward in enumerate(rewards, 1)]
 
 
@@ -25,13 +25,13 @@ def test_the_seconds_to_a_reward_include_the_step_that_reaches_it() -> None:
     assert find_seconds_to_reward(make_steps(0.5, 0.79)) is None
 
 
-def test_the_first_and_the_last_step_of_a_round_do_not_count_in_its_median() -> None:
+def test_the_median_of_a_round_excludes_its_first_and_last_step() -> None:
     figures = compute_figures([make_steps(0.8, 0.6, 0.6, 0.6), make_steps(0.9, 0.6, 0.6, 0.6)])
     assert (figures["step_s"], figures["reward_s"], figures["reward"]) == (2.5, 1.0, pytest.approx(0.6625))
     assert compute_figures([make_steps(0.8, 0.6, 0.6), make_steps(0.6, 0.6, 0.6)])["reward_s"] is None
 
 
-def test_figures_have_the_trained_rows_and_tokens_and_zero_for_a_step_without_an_update() -> None:
+def test_rows_and_tokens_of_a_step_without_an_update_count_as_zero() -> None:
     steps = make_steps(0.5, 0.5, 0.5, 0.5)
     steps[1] |= {"rows": 128.0, "tokens": 4000.0}
     figures = compute_figures([steps])
@@ -48,7 +48,7 @@ def test_the_ratios_compare_each_kind_of_run_with_trl() -> None:
     }
 
 
-def test_the_equal_run_trains_on_every_rollout_of_every_group() -> None:
+def test_the_run_compared_with_trl_trains_on_every_rollout() -> None:
     rules = SelectionRules.from_config(load_run(ROOT / "configs/tiny.toml", EVERY_ROLLOUT))
     assert not rules.roc.enabled
     assert rules.accepts_rewards([1.0] * 16)
@@ -85,7 +85,7 @@ def test_a_failed_trl_is_reported_with_its_exit_code(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_the_equal_run_and_trl_train_on_every_rollout_of_a_step() -> None:
+def test_the_compared_run_and_trl_train_on_every_rollout_of_a_step() -> None:
     figures = run_program("trl --quick --python", str(ROOT / ".venv-trl/bin/python"))
     assert (figures["rollouts"], figures["rows"], figures["trl_rows"]) == (32, 32, 32)
     assert figures["roc_rows"] <= 16

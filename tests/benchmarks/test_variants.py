@@ -55,7 +55,7 @@ def test_every_cold_start_belongs_to_a_variant() -> None:
     assert {name for experiment in EXPERIMENTS.values() for name in experiment.labels} == set(VARIANTS)
 
 
-def test_settings_of_the_command_line_do_not_change_the_settings_of_a_variant(tmp_path: Path) -> None:
+def test_settings_of_a_variant_override_the_command_line(tmp_path: Path) -> None:
     *_, grpo = plan_runs(PAIR, 1, tmp_path, ["roc.enabled=true", "rl.prompts=2"])
     run = load_run(TINY, grpo.settings)
     assert (run.roc.enabled, run.rl.prompts) == (False, 2)
@@ -95,7 +95,7 @@ def test_figures_are_means_over_seeds_and_null_without_a_value(tmp_path: Path) -
     assert summarize_figure([0.5])["interval"] is None
 
 
-def test_curves_stack_the_seeds_up_to_the_last_common_step(tmp_path: Path) -> None:
+def test_the_curves_of_seeds_end_at_the_last_common_step(tmp_path: Path) -> None:
     runs = [
         read_metrics(write_run(tmp_path / name, rewards))
         for name, rewards in {"a_0": [0.1, None, 0.3], "a_1": [0.2, 0.4]}.items()

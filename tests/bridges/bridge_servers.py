@@ -45,7 +45,7 @@ def serving(*command: str) -> Generator[BridgeServer]:
 
 
 def run_client(scenario: str, **parameters: Any) -> Any:
-    """Return the JSON value that a scenario of mcp_scenarios.py prints; `parameters` are the parameters of McpTools."""
+    """Run a scenario of mcp_scenarios.py with `parameters` of McpTools. Return the JSON value that it prints."""
     program = str(FOLDER / "mcp_scenarios.py")
     finished = subprocess.run(
         [str(PYTHON), program, scenario, json.dumps(parameters)],

@@ -14,11 +14,11 @@ from typing import Any
 
 from asterism.tasks.bridges.mcp_tools import McpTools
 
-BRIEF_S = 0.5  # longer than a call takes to reach the server
+BRIEF_S = 0.5  # seconds in which a call surely reaches the server
 
 
 async def call(tools: McpTools, tool: str, /, **arguments: Any) -> str:
-    """Return the result of a call in its own task, as the host makes it."""
+    """Make a call in its own task, as the host does. Return the result."""
     return await asyncio.create_task(tools.call_tool(tool, arguments))
 
 
@@ -42,7 +42,7 @@ async def fail_to_describe(**parameters: Any) -> Any:
 
 
 async def call_all(**parameters: Any) -> Any:
-    """Return results and errors of all tools, each called in its own task."""
+    """Call each tool in its own task. Return the results and errors."""
     tools = McpTools(**parameters)
     await asyncio.create_task(tools.reset(question="?", seed=3))
     results = {
@@ -60,7 +60,7 @@ async def call_all(**parameters: Any) -> Any:
 
 
 async def use_two_sessions(**parameters: Any) -> Any:
-    """Return the counters of two open sessions, and of a third session after them."""
+    """Return the counters of two open sessions, and of a third session that opens after both have closed."""
     first, second, third = (McpTools(**parameters) for _ in range(3))
     await asyncio.gather(first.reset(), second.reset())
     counts = [
@@ -77,7 +77,7 @@ async def use_two_sessions(**parameters: Any) -> Any:
 
 
 async def cancel_call(**parameters: Any) -> Any:
-    """Cancel a call at its time limit, and make the next call in the same session."""
+    """Cancel a call at its time limit. Make the next call in the same session."""
     tools = McpTools(**parameters)
     await tools.reset()
     before = await call(tools, "add", number=1)
@@ -88,7 +88,7 @@ async def cancel_call(**parameters: Any) -> Any:
 
 
 async def lose_server(**parameters: Any) -> Any:
-    """Return the errors of the call in flight when the server is killed, of later calls, and of a new session."""
+    """Kill the server during a call. Return the errors of this call, of later calls, and of a new session."""
     tools = McpTools(**parameters)
     await tools.reset()
     process = int(await call(tools, "pid"))
@@ -113,7 +113,7 @@ async def lose_server_between_calls(**parameters: Any) -> Any:
 
 
 async def outlive_server(url: str, restart: list[str]) -> Any:
-    """Make a call in a session of a server that was replaced on the same port."""
+    """Make a call in a session after another server has replaced the session's server on the same port."""
     tools = McpTools(url=url)
     await tools.reset()
     os.kill(int(await call(tools, "pid")), signal.SIGKILL)
@@ -130,7 +130,7 @@ async def outlive_server(url: str, restart: list[str]) -> Any:
 
 
 async def close_sessions(**parameters: Any) -> Any:
-    """Return the number of child processes with two open sessions, and after they were closed."""
+    """Return the number of child processes while two sessions are open, and after they are closed."""
     sessions = [McpTools(**parameters) for _ in range(2)]
     await asyncio.gather(*(each.reset() for each in sessions))
     num_open = len(list_children())
@@ -141,7 +141,7 @@ async def close_sessions(**parameters: Any) -> Any:
 
 
 async def cancel_close(**parameters: Any) -> Any:
-    """Count child processes after a `close` that was cancelled at once, when all tasks have ended."""
+    """Cancel a `close` at once. Count the child processes when all tasks have ended."""
     tools = McpTools(**parameters)
     await tools.reset()
     closing = asyncio.create_task(tools.close())
@@ -152,7 +152,7 @@ async def cancel_close(**parameters: Any) -> Any:
 
 
 async def cancel_reset(**parameters: Any) -> Any:
-    """Count child processes after a `reset` that reached its time limit, and after `close`."""
+    """Count the child processes after a `reset` that exceeds its time limit, and after `close`."""
     tools = McpTools(**parameters)
     error = await catch(asyncio.wait_for(tools.reset(), BRIEF_S))
     num_open = len(list_children())

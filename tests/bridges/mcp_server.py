@@ -1,10 +1,10 @@
-"""An MCP server with a counter for each session. `mcp_server.py`: on stdin and stdout; `mcp_server.py http`: on a
-loopback port, which it prints, over HTTP; `mcp_server.py http PORT`: on this port.
+"""An MCP server with a counter for each session. `mcp_server.py` serves stdin and stdout; `mcp_server.py http [PORT]`
+serves HTTP on a loopback port, and prints the port.
 
 Runs in .venv-bridges.
 """
 
-# The packages are not in .venv, where the types are checked.
+# Types are checked in .venv, which lacks these packages.
 # pyright: basic, reportMissingImports=false
 
 import asyncio
@@ -19,7 +19,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ImageContent, TextContent
 
 server = MCPServer("counter", log_level="ERROR")
-counts: Counter[str] = Counter()  # keys: sessions
+counts: Counter[str] = Counter()  # by session
 
 
 @server.tool()
@@ -58,7 +58,7 @@ def header(name: str, context: Context) -> str:
 
 @server.tool()
 async def wait() -> str:
-    """Never returns."""
+    """Wait forever."""
     await asyncio.Event().wait()
     return ""
 

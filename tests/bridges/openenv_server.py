@@ -1,9 +1,9 @@
-"""An OpenEnv server of a guessing game: `openenv_server.py MAX_SESSIONS`, on a loopback port, which it prints.
+"""An OpenEnv server of a guessing game. `openenv_server.py MAX_SESSIONS` serves a loopback port, and prints the port.
 
 Runs in .venv-bridges. The environment is created with `create_app`, as the servers of OpenEnv do.
 """
 
-# The packages are not in .venv, where the types are checked.
+# Types are checked in .venv, which lacks these packages.
 # pyright: basic, reportMissingImports=false
 
 import socket
@@ -26,7 +26,7 @@ class Hint(Observation):
 
 
 class GuessingGame(Environment[Guess, Hint, State]):
-    """The number is the seed. A right guess has the reward 1, a wrong one -0.25; "wait" never returns."""
+    """A game in which the number is the seed. A right guess has reward 1, a wrong guess -0.25; "wait" never returns."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 

@@ -15,7 +15,7 @@ _CHUNK = b": ping\n\n" * (1 << 15)
 
 
 class HostileServer(ThreadingHTTPServer):
-    """A server that answers by the first part of the path, and counts the bytes and the requests to /internal."""
+    """A server whose answer depends on the first part of the path. It counts sent bytes, and requests to /internal."""
 
     daemon_threads = True
     sent_bytes = num_internal = 0
@@ -73,7 +73,7 @@ def server() -> Iterator[HostileServer]:
     [
         ("redirect", "the server redirects to /internal; set `url` to this address"),
         ("bomb", "the server compresses its response (gzip); disable"),
-        ("endless", "SSE stream ended without a response"),  # the package mcp hides the cause
+        ("endless", "SSE stream ended without a response"),  # the package mcp does not report the cause
         ("document", "the response has more than 64 MiB"),
     ],
 )

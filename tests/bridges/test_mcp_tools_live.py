@@ -42,13 +42,13 @@ def test_only_selected_tools_are_described() -> None:
     assert [tool["name"] for tool in described["tools"]] == ["divide", "add"]
 
 
-def test_an_unknown_selected_tool_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_selected_tool_is_refused_with_the_known_tools() -> None:
     name, text = run_client("fail_to_describe", **STDIO, tools=["add", "multiply"])
     assert name == "ValueError"
     assert "has no tool multiply; it has add, divide, pid" in text
 
 
-def test_calls_return_text_and_tool_errors_are_texts_for_the_model() -> None:
+def test_results_and_tool_errors_are_texts_for_the_model() -> None:
     results = run_client("call_all", **STDIO, variables={"COLOR": "blue"})
     assert results["sum"] == "1.5"
     assert results["variable"] == "blue"
@@ -89,7 +89,7 @@ def test_a_server_that_is_killed_between_calls_is_a_fault(parameters: dict[str, 
     assert [name for name, _ in errors] == ["Fault", "Fault"]
 
 
-def test_a_session_of_a_restarted_server_is_a_fault_and_reset_opens_another(server: BridgeServer) -> None:
+def test_a_session_of_a_restarted_server_is_a_fault_until_a_reset(server: BridgeServer) -> None:
     restart = [*MCP_SERVER, "http", str(server.port)]
     error, count = run_client("outlive_server", url=f"{server.url}/mcp", restart=restart)
     assert error[0] == "Fault"
@@ -117,7 +117,7 @@ def test_a_command_that_does_not_start_a_server_is_a_fault(command: list[str]) -
     assert f"MCP server {command[0]} did not start a session" in text
 
 
-def test_the_last_lines_of_a_server_that_dies_are_in_the_fault() -> None:
+def test_the_fault_has_the_last_output_lines_of_a_dead_server() -> None:
     died = ["sh", "-c", "echo starting >&2; echo 'archive.db: no such file' >&2; exit 3"]
     name, text = run_client("fail_to_describe", command=died)
     assert name == "Fault"

@@ -23,7 +23,7 @@ def shared() -> Iterator[BridgeServer]:
 
 @pytest.fixture
 def single() -> Iterator[BridgeServer]:
-    """Yield a server with room for one session, the default, for one test."""
+    """Yield a server with room for one session, which is the default."""
     with serving(*OPENENV_SERVER, "1") as each:
         yield each
 
@@ -62,7 +62,7 @@ async def test_two_sessions_have_separate_environments(shared: BridgeServer) -> 
     await asyncio.gather(first.close(), second.close())
 
 
-async def test_errors_of_an_action_are_texts_for_the_model_and_the_episode_continues(shared: BridgeServer) -> None:
+async def test_an_error_of_an_action_is_a_text_for_the_model_and_the_episode_continues(shared: BridgeServer) -> None:
     dialogue = make_dialogue(shared)
     await dialogue.init({"seed": 3})
     not_a_number = await say(dialogue, "three")
@@ -74,26 +74,26 @@ async def test_errors_of_an_action_are_texts_for_the_model_and_the_episode_conti
     await dialogue.close()
 
 
-async def test_a_server_at_its_capacity_is_a_fault_and_close_frees_the_place(single: BridgeServer) -> None:
+async def test_a_full_server_is_a_fault_until_close_frees_a_place(single: BridgeServer) -> None:
     first, second = make_dialogue(single), make_dialogue(single)
     await first.init({"seed": 1})
     with pytest.raises(Fault, match=r"allows 1 sessions, and all are in use; .* max_concurrent_envs"):
         await second.init({"seed": 1})
     await second.close()
-    for _ in range(5):  # each session needs the place of the previous one
+    for _ in range(5):  # each session needs the place that the previous session has left
         await first.close()
         await first.init({"seed": 1})
     await first.close()
 
 
-async def test_an_action_field_that_the_server_lacks_is_a_fault_with_the_known_ones(shared: BridgeServer) -> None:
+async def test_an_unknown_action_field_is_a_fault_that_lists_the_known_fields(shared: BridgeServer) -> None:
     dialogue = make_dialogue(shared, action_field="text")
     with pytest.raises(Fault, match="has no field text; it has message"):
         await dialogue.init({})
     await dialogue.close()
 
 
-async def test_an_observation_field_that_the_server_lacks_is_a_fault_with_the_known_ones(shared: BridgeServer) -> None:
+async def test_an_unknown_observation_field_is_a_fault_that_lists_the_known_fields(shared: BridgeServer) -> None:
     dialogue = make_dialogue(shared, observation_fields=["board"])
     with pytest.raises(Fault, match=r"has no board; it has .*text, tries"):
         await dialogue.init({"seed": 1})
@@ -125,7 +125,7 @@ async def test_a_server_that_is_killed_during_a_step_is_a_fault(single: BridgeSe
     await dialogue.close()
 
 
-async def test_a_step_without_an_answer_is_a_fault_and_its_session_is_not_used_again(single: BridgeServer) -> None:
+async def test_an_unanswered_step_is_a_fault_that_ends_its_session(single: BridgeServer) -> None:
     dialogue = make_dialogue(single, time_limit_s=1.0)
     await dialogue.init({"seed": 1})
     with pytest.raises(Fault, match="no answer within 1 s"):

@@ -1,7 +1,7 @@
 """`python -m tests.chaos.campaign [--runs 40] [--seed 0] [--kind mixed]`: runs of the tiny recipe with faults by seed.
 
-Of three mixed runs, one is over hosts, which may be disconnected from each other, and one has two learner ranks, each of
-which may be killed or stopped. With --kind resumptions each run is killed as a whole once, at a random moment, and resumed.
+Of three mixed runs, one is over hosts, which can be disconnected from each other, and one has two learner ranks, which
+can be killed or stopped. With --kind resumptions, each run is killed as a whole at a random moment, and resumed.
 
 Prints a line for each run, and the seed, history and violations of a failed run; its folder is kept. The last line is
 JSON. Exits with 1 if a run failed, and with 2 if hosts cannot be made on this machine.
@@ -22,7 +22,7 @@ from tests.chaos.play import Baseline, OneMachine, PlayResult, play, run_baselin
 from tests.cluster.hosts import find_obstacle
 
 KINDS = ("mixed", "one-machine", "ranks", "hosts", "resumptions")
-_MIXED_KINDS = ("one-machine", "ranks", "hosts")  # the seeds take turns
+_MIXED_KINDS = ("one-machine", "ranks", "hosts")  # one kind after another, by seed
 
 
 def choose_kind(kind: str, seed: int) -> str:
@@ -30,7 +30,7 @@ def choose_kind(kind: str, seed: int) -> str:
 
 
 def play_seed(kind: str, seed: int, baseline: Baseline, runs: Path) -> PlayResult:
-    """Play one seed. `kind` is not "mixed"."""
+    """Play one seed. `kind` must not be "mixed"."""
     if kind == "hosts":
         hosts = draw_num_hosts(seed)
         return play(OverHosts(baseline.cold_start, runs, hosts), plan_over_hosts(seed, baseline.num_events, hosts))
@@ -51,7 +51,7 @@ def main() -> int:
         return 2
     runs = Path(tempfile.mkdtemp(prefix="asterism-chaos-"))
     cold_start = run_cold_start(runs / "cold")
-    baselines: dict[int, Baseline] = {}  # keys: numbers of learner ranks
+    baselines: dict[int, Baseline] = {}  # by number of learner ranks
     failed: list[int] = []
     num_faults, num_same, began = 0, 0, time.monotonic()
     for seed in range(options.seed, options.seed + options.runs):

@@ -19,7 +19,7 @@ from tests.chaos.play import STEPS, PlayResult
 
 
 def find_violations(result: PlayResult, baseline: RunFolder) -> Iterator[str]:
-    """Yield the violated invariants. Without lost trajectories the run must equal the baseline byte for byte."""
+    """Yield the violated invariants. A run without lost trajectories must equal the baseline byte for byte."""
     yield from result.leftovers
     if result.exit_code != 0:
         yield f"the run ended with exit code {result.exit_code}: {result.output[-2000:]}"
@@ -44,12 +44,12 @@ def find_violations(result: PlayResult, baseline: RunFolder) -> Iterator[str]:
 
 
 def count_failures(result: PlayResult) -> int:
-    """Return the number of trajectories that infrastructure lost."""
+    """Return the number of trajectories that failed because of lost processes or hosts."""
     return int(json.loads(result.folder.summary.read_text())["trajectories_failed"])
 
 
 def _find_missing_lines(folder: RunFolder) -> set[int]:
-    """Return steps without a metrics line: a launch resumed from their checkpoint (actors/runtime/resume_point.py)."""
+    """Return steps without a metrics line. A launch resumed from their checkpoint (actors/runtime/resume_point.py)."""
     resumed = {int(entry["step"]) for entry in read_log_entries(folder, "run.started")} - {0}
     return resumed - {int(line["step"]) for line in metrics(folder, "step")}
 
@@ -62,7 +62,7 @@ def _find_differences(baseline: RunFolder, folder: RunFolder, missing_lines: set
 
 
 def _find_batch_violations(folder: RunFolder) -> Iterator[str]:
-    """Check each step's batch, of the latest launch that reached the step."""
+    """Check the batch of each step. The batch of the latest launch that reached the step counts."""
     batches, assembler = dict[int, CompleteBatch](), BatchAssembler()
     run = load_run(folder.config)
     path, deciders = folder.events / f"{HEAD}.sqlite", build_deciders(HEAD, run, folder)

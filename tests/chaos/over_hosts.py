@@ -1,4 +1,4 @@
-"""A run over hosts: started on the first host and joined by the others, with kills, power-offs and partitions."""
+"""A run over several hosts with kills, power-offs and partitions. It starts on the first host; the others join."""
 
 import contextlib
 import os
@@ -17,15 +17,15 @@ from tests.chaos.play import EXIT_TIMEOUT_S, SETTINGS, signal_process
 from tests.cluster.hosts import Host, Hosts, Started
 
 PORT = 29_700
-EXPECTED_EXIT_CODES = 0, 130  # exit codes of joined nodes: the run is over, or the node was interrupted
-NODE_EXIT_TIMEOUT_S = 2 * HEARTBEAT_TIMEOUT_S  # time from the end of the run until the node is terminated
+EXPECTED_EXIT_CODES = 0, 130  # exit codes of a joined node after the end of the run, and after an interrupt
+NODE_EXIT_TIMEOUT_S = 2 * HEARTBEAT_TIMEOUT_S  # seconds after the run's end until a node is terminated
 NODE_TERMINATE_TIMEOUT_S = 60.0
-_CACHE = "tmp/torchinductor_"  # torch's cache of the user
+_CACHE = "tmp/torchinductor_"  # folder of torch's cache, which is no leftover
 _PROGRAMS = {"learner": "asterism.engine.learner", "weights": "asterism.engine.weight_transfer.weight_server"}
 
 
 class PendingUndo(NamedTuple):
-    """The pending end of a fault with a duration."""
+    """The scheduled end of a fault that has a duration."""
 
     at: float
     host: Host
@@ -41,13 +41,13 @@ class OverHosts:
         self._runs = runs
         self._stack = contextlib.ExitStack()
         self._hosts = self._stack.enter_context(Hosts(num_hosts))
-        self._places = list(self._hosts)  # the present host of each number in the plan
+        self._places = list(self._hosts)  # present host of each host number in the plan
         self._key = generate_key(runs / "keys")
         cluster = (f"cluster.key={self._key}", f"cluster.host={self._places[0].address}", f"cluster.nodes={num_hosts}")
         per_node = ("engine.num_engines=1", "sandbox.executors=1")
         self._settings = (*SETTINGS, *from_cold_start_of(cold_start), *per_node, *cluster)
         self._output = runs / "run.txt"
-        self._joined: dict[int, Started] = {}  # the latest process of each place
+        self._joined: dict[int, Started] = {}  # latest process by host number
         self._due: list[PendingUndo] = []
         self._violations: list[str] = []
 
@@ -105,7 +105,7 @@ class OverHosts:
         return description
 
     def _schedule_undo(self, fault: Fault, host: Host, undo: Callable[[], None]) -> None:
-        """Schedule the end of a fault. Of two faults of one kind, the later one determines when both end."""
+        """Schedule the end of a fault. It replaces the scheduled end of an earlier fault of the same target."""
         others = [due for due in self._due if (due.host, due.target) != (host, fault.target)]
         self._due = [*others, PendingUndo(time.monotonic() + fault.lasts_s, host, fault.target, undo)]
 
@@ -142,7 +142,7 @@ class OverHosts:
         return self._run.returncode, self._output.read_text(), self._violations
 
     def _end(self, place: int, process: Started) -> None:
-        """Wait for the node, and terminate it if it was disconnected and missed the run's end."""
+        """Wait for the node. Terminate it after a timeout: a disconnected node misses the end of the run."""
         try:
             process.wait(NODE_EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -157,7 +157,7 @@ class OverHosts:
 
 
 def _continue_process(process: Started) -> None:
-    """Continue the process and its nsenter, which stops together with it."""
+    """Continue the process, and its nsenter, which stops whenever the process stops."""
     process.send_signal(signal.SIGCONT)
     if process.poll() is None:
         os.kill(process.pid, signal.SIGCONT)

@@ -14,9 +14,9 @@ TARGETS = (
     *(f"generator-{index}" for index in range(NUM_ENGINES)),
     *(f"executor-{index}" for index in range(NUM_EXECUTORS)),
 )
-NUM_RANKS = 2  # learner ranks of runs with several; "learner" is torchrun's agent there
+NUM_RANKS = 2  # in runs with several learner ranks, in which "learner" is torchrun's agent
 RANK_TARGETS = tuple(name_learner_rank(rank, NUM_RANKS) for rank in range(NUM_RANKS))
-# The launcher with its processes: on host 0 the run, which is resumed; elsewhere a node, which joins again.
+# The launcher with its processes. On host 0, this is the run, which is resumed; elsewhere a node, which joins again.
 LAUNCHER = "launcher"
 HOST = "host"  # all processes of a host
 
@@ -30,10 +30,10 @@ MAX_PAUSE_S = 3 * HEARTBEAT_TIMEOUT_S
 class Fault(NamedTuple):
     target: str
     action: Action
-    after_events: int  # events in the head's log since the previous fault; -1: use after_s
+    after_events: int  # new events in the head's log after the previous fault; -1: `after_s` counts
     after_s: float  # seconds since the previous fault, or since the start of the processes
     host: int = 0
-    lasts_s: float = 0.0  # duration; 0: until the supervisor handles the fault
+    lasts_s: float = 0.0  # duration; 0: the fault ends when the supervisor handles it
 
     @property
     def ends_the_run(self) -> bool:
@@ -57,7 +57,7 @@ def plan_resumption(seed: int, num_events: int) -> list[Fault]:
 
 
 def plan(seed: int, num_events: int) -> list[Fault]:
-    """Plan 1 to 4 faults, within about the number of head events of an undisturbed run."""
+    """Plan 1 to 4 faults. `num_events` is the number of head events of a run without faults."""
     draw = random.Random(seed)
     faults: list[Fault] = []
     for _ in range(draw.randint(1, 4)):
@@ -68,7 +68,7 @@ def plan(seed: int, num_events: int) -> list[Fault]:
 
 
 def plan_ranks(seed: int, num_events: int) -> list[Fault]:
-    """Plan 1 to 4 faults of a run with NUM_RANKS learner ranks: two thirds hit a rank; half of these are stops."""
+    """Plan 1 to 4 faults of a run with NUM_RANKS learner ranks. Two thirds hit a rank; half of these stop the rank."""
     draw = random.Random(f"ranks of {seed}")
     faults: list[Fault] = []
     for _ in range(draw.randint(1, 4)):
@@ -109,11 +109,11 @@ def plan_over_hosts(seed: int, num_events: int, hosts: int) -> list[Fault]:
 
 
 def _draw_moment(draw: random.Random, num_events: int) -> tuple[int, float]:
-    """Draw the moment of a fault, in events and seconds."""
+    """Draw the moment of a fault: `after_events` and `after_s` of Fault."""
     return (-1, draw.uniform(0.0, 5.0)) if draw.random() < 0.3 else (draw.randrange(num_events // 2), 0.0)
 
 
 def _draw_pause_s(draw: random.Random) -> float:
-    """Draw a pause: shorter than the heartbeat timeout in half of the cases."""
+    """Draw the seconds of a pause. Half of the pauses are shorter than the heartbeat timeout."""
     bounds = (0.2, HEARTBEAT_TIMEOUT_S) if draw.random() < 0.5 else (HEARTBEAT_TIMEOUT_S, MAX_PAUSE_S)
     return draw.uniform(*bounds)

@@ -30,7 +30,7 @@ SETTINGS = (
     *(
         "supervision.heartbeat_s=0.5",
         f"supervision.heartbeat_timeout_s={HEARTBEAT_TIMEOUT_S}",
-        "supervision.first_heartbeat_timeout_s=90",  # a starting process may be stopped
+        "supervision.first_heartbeat_timeout_s=90",  # a fault can stop a process that is starting
         "supervision.restarts=9",
     ),
     "determinism=strict",
@@ -46,7 +46,7 @@ class PlayResult(msgspec.Struct):
     exit_code: int
     output: str
     history: list[str]
-    leftovers: list[str]  # processes and files, and nodes that ended unexpectedly
+    leftovers: list[str]  # remaining processes and files, and nodes that ended unexpectedly
 
 
 class Baseline(NamedTuple):
@@ -69,15 +69,15 @@ class Scene(Protocol):
     def start(self, *, resume: bool) -> None: ...
 
     def has_ended(self) -> bool:
-        """Return whether the run has ended. Also ends pauses that are due."""
+        """Return whether the run has ended. End the faults that are due to end."""
         ...
 
     def hit(self, fault: Fault) -> str:
-        """Inject the fault; returns a description of its target."""
+        """Inject the fault. Return a description of its target."""
         ...
 
     def finish(self) -> tuple[int, str, list[str]]:
-        """End the run if necessary; returns its exit code, output and leftovers."""
+        """End the run if necessary. Return its exit code, output and leftovers."""
         ...
 
 
@@ -133,11 +133,11 @@ def _wait_until_ended(scene: Scene) -> None:
     while not scene.has_ended():
         if time.monotonic() > deadline:
             raise TimeoutError
-        time.sleep(0.05)  # wait for other processes
+        time.sleep(0.05)  # interval of polling
 
 
 def _wait_for(fault: Fault, scene: Scene) -> bool:
-    """Wait for the fault's moment; return False if the run ended before."""
+    """Wait for the fault's moment. Return False if the run ends before."""
     start, events = time.monotonic(), count_events(scene.folder)
     while not scene.has_ended():
         due_s = fault.after_s if fault.after_events < 0 else TIMEOUT_S
@@ -153,7 +153,7 @@ class OneMachine:
     """A run on this machine only."""
 
     def __init__(self, cold_start: RunFolder, runs: Path, ranks: int = 1) -> None:
-        """`ranks`: number of learner ranks."""
+        """`ranks` is the number of learner ranks."""
         runs.mkdir(exist_ok=True)
         self.where = "one machine" if ranks == 1 else f"one machine, {ranks} learner ranks"
         self.folder = RunFolder(runs / "demo")
@@ -200,10 +200,10 @@ def _find_pid(folder: RunFolder, target: str) -> int | None:
 
 
 def _find_rank(folder: RunFolder, rank: int) -> int | None:
-    """Return the process id of a rank of the learner's present incarnation, which torchrun's agent has started."""
+    """Return the process id of a rank that the agent of the learner's present incarnation has started."""
     agent = _find_pid(folder, LEARNER)
     for pid in family(agent)[1:] if agent is not None else ():
-        with contextlib.suppress(OSError):  # it has exited
+        with contextlib.suppress(OSError):  # the process has exited
             if f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 return pid
     return None

@@ -1,5 +1,5 @@
-"""Injects faults at an operation of a learner rank. The module serves as `learner.loss.function`, with GRPO's loss; its import
-the rank kill or stop itself, or block its main thread, when it begins an operation.
+"""Injects faults at an operation of a learner rank. As `learner.loss.function`, the module has GRPO's loss. Its import
+lets the rank kill or stop itself, or block its main thread, at the start of an operation.
 
 The nth incarnation of the learner has the nth fault in the environment variable.
 """
@@ -24,12 +24,12 @@ _VARIABLE = "ASTERISM_TEST_RANK_FAULTS"
 class RankFault(msgspec.Struct, frozen=True):
     rank: int
     step: int
-    operation: str  # "forward and backward", "publish", "barrier", or "save" in the background
-    signal: signal.Signals | None  # None: block
+    operation: str  # "forward and backward", "publish", "barrier" or "save"
+    signal: signal.Signals | None  # None: block the main thread
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """Names of the operations, as the launcher reports them."""
+        """Names of the operation and of the operation around it, as the launcher reports them."""
         return (f"save of step {self.step}",) if self.operation == "save" else (f"step {self.step}", self.operation)
 
     def is_due(self, begun: str, running: Sequence[str]) -> bool:

@@ -1,4 +1,4 @@
-"""A few fixed runs like those of `make test-chaos`: most processes are hit once, and one host is disconnected."""
+"""A few fixed runs as in `make test-chaos`. A fault hits most processes once, and one host is disconnected."""
 
 from pathlib import Path
 

@@ -20,7 +20,7 @@ PLANNED = {seed: plan_over_hosts(seed, 1000, draw_num_hosts(seed)) for seed in S
 OVER_HOSTS = [fault for faults in PLANNED.values() for fault in faults]
 
 
-def test_on_one_machine_all_processes_are_killed_and_all_but_the_launcher_stopped() -> None:
+def test_on_one_machine_each_process_is_killed_and_each_except_the_launcher_stopped() -> None:
     drawn = {(fault.target, fault.action) for seed in SEEDS for fault in plan(seed, 1000)}
     assert drawn == {(target, action) for target in TARGETS for action in ("kill", "stop")} | {(LAUNCHER, "kill")}
 
@@ -31,7 +31,7 @@ def test_each_of_several_learner_ranks_is_killed_and_stopped_too() -> None:
     assert drawn == {(target, action) for target in targets for action in ("kill", "stop")} | {(LAUNCHER, "kill")}
 
 
-def test_over_hosts_all_faults_occur_on_all_hosts_except_that_host_0_is_never_switched_off() -> None:
+def test_every_host_gets_all_faults_but_host_0_is_never_switched_off() -> None:
     drawn = {(fault.host > 0, fault.target, fault.action) for fault in OVER_HOSTS}
     to_processes = {
         (other, target, action)
@@ -43,7 +43,7 @@ def test_over_hosts_all_faults_occur_on_all_hosts_except_that_host_0_is_never_sw
     assert drawn == to_processes | to_hosts | {(True, HOST, "switch off")}
 
 
-def test_partitions_and_launcher_stops_last_shorter_or_longer_than_the_heartbeat_timeout() -> None:
+def test_some_partitions_and_launcher_stops_outlast_the_heartbeat_timeout() -> None:
     for fault in OVER_HOSTS:
         has_duration = fault.action == "partition" or (fault.target, fault.action) == (LAUNCHER, "stop")
         assert (0 < fault.lasts_s <= MAX_PAUSE_S) if has_duration else fault.lasts_s == 0

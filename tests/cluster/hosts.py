@@ -26,15 +26,15 @@ from tests.processes import wait_for_end
 ROOT = Path(__file__).parents[2]
 _RELAY = Path(__file__).with_name("relay.py")
 _MAX_HOSTS = 15
-_PRIVATE = "/dev/shm"  # private memory of a host
+_PRIVATE = "/dev/shm"  # each host has its own shared memory
 _NAMES = ("127.0.0.1 localhost", *(f"10.77.0.{number} host{number}" for number in range(1, _MAX_HOSTS + 1)))
-# Binds an unlinked private file over /etc/hosts.
+# These commands bind a private, unlinked file over /etc/hosts.
 _BIND_HOSTS_FILE = f"printf '%s\\n' {shlex.join(_NAMES)} > {_PRIVATE}/hosts; mount --bind {_PRIVATE}/hosts /etc/hosts; rm {_PRIVATE}/hosts"
 _FORWARDING, _BLOCKED = 3, 0  # states of a bridge's port
 
 
 def find_obstacle() -> str:
-    """Return the reason that hosts cannot be made on this machine; empty if they can be made."""
+    """Return why hosts cannot be made on this machine, or an empty text."""
     if absent := [program for program in ("ip", "bridge", "nsenter", "unshare") if shutil.which(program) is None]:
         return f"missing programs: {', '.join(absent)}."
     if os.getuid() != 0:
@@ -44,11 +44,11 @@ def find_obstacle() -> str:
 
 
 class Started(subprocess.Popen[str]):
-    """A process on a host. Signals go to this process and not to its nsenter."""
+    """A process on a host. Signals reach the process itself, not the nsenter that has started it."""
 
     @property
     def inner(self) -> int:
-        """Process id outside of the host; 0 after the end of the process."""
+        """The process id outside of the host, or 0 after the end of the process."""
         while self.poll() is None:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if children := Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
@@ -71,7 +71,7 @@ class Started(subprocess.Popen[str]):
 
 
 class _Namespaces:
-    """A set of namespaces, held by an idle process."""
+    """A set of namespaces, which an idle process keeps open."""
 
     def __init__(self, setup: str) -> None:
         # `cat` runs until its input ends. As the first process it inherits orphans, and reaps them by ignoring SIGCHLD.
@@ -96,7 +96,7 @@ class _Namespaces:
         return ["nsenter", f"--target={self.first}", "--net", "--mount", "--uts", "--pid", f"--wdns={folder}"]
 
     def ip(self, *commands: str) -> None:
-        """Run commands of `ip`; process ids in them are ids outside of the namespace."""
+        """Run commands of `ip`. Process ids in the commands are ids outside of the namespace."""
         self._batch("ip", commands)
 
     def bridge(self, command: str) -> None:
@@ -128,7 +128,7 @@ class Host:
         return self._namespaces.first
 
     def plug_in(self) -> None:
-        """Connect the host. Its neighbour table is permanent, so that a partition does not expire its entries."""
+        """Connect the host. Entries of its neighbour table are permanent, so that they do not expire in a partition."""
         neighbours = [
             f"neigh add 10.77.0.{other} lladdr {_format_mac(other)} dev eth0 nud permanent"
             for other in range(1, _MAX_HOSTS + 1)
@@ -137,14 +137,14 @@ class Host:
         self._namespaces.ip("link set lo up", "link set eth0 up", f"addr add {self.address}/24 dev eth0", *neighbours)
 
     def popen(self, argv: Sequence[str], env: Mapping[str, str] | None = None, **options: Any) -> Started:
-        """Start a process with text streams; `options` are those of subprocess.Popen."""
+        """Start a process with text streams and `options` of subprocess.Popen."""
         environment = {**os.environ, **self._environment, **(env or {})}
         process = Started([*self._namespaces.build_enter_argv(), *argv], env=environment, text=True, **options)
         self._started.append(process)
         return process
 
     def run(self, argv: Sequence[str], timeout_s: float = 60.0) -> str:
-        """Return the output of a command. Raises CalledProcessError."""
+        """Run a command. Return its output. Raises CalledProcessError."""
         with self.popen(argv, stdout=subprocess.PIPE) as process:
             try:
                 output, _ = process.communicate(timeout=timeout_s)
@@ -156,7 +156,7 @@ class Host:
         return output
 
     def path(self, path: Path) -> Path:
-        """Return the path of a host's file from outside."""
+        """Return the path at which other hosts find a file of this host."""
         return Path(f"/proc/{self.first}/root") / path.relative_to("/")
 
     def list_private_files(self) -> list[str]:
@@ -165,7 +165,7 @@ class Host:
         return sorted(str(path.relative_to(private)) for path in private.rglob("*") if path != private / "tmp")
 
     def list_processes(self) -> dict[int, str]:
-        """Return the command lines of the host's processes, by their ids outside of the host."""
+        """Return the command lines of the host's processes by process id outside of the host."""
         namespace = str(Path(f"/proc/{self.first}/ns/pid").readlink())
         return {pid: line for pid, line in _list_running(namespace) if pid != self.first}
 
@@ -175,7 +175,7 @@ class Host:
         return [fields for fields in lines if fields[3] == "01"]
 
     def kill_all(self) -> None:
-        """Kill all processes of the host together. The host stays, and its kernel closes their connections."""
+        """Kill all processes of the host together. The host stays, and the kernel closes the processes' connections."""
         members: list[int] = []
         for pid in self.list_processes():
             with contextlib.suppress(ProcessLookupError):
@@ -239,8 +239,8 @@ class Hosts:
     def partition(self, host: Host) -> None:
         """Let the switch silently drop all frames from and to the host until `heal`.
 
-        The host's link stays up: without it the kernel would remove its routes and fail each send immediately, which a
-        broken network does not do. So connections stay, and TCP sends the lost segments again.
+        The host's link stays up, so that connections stay and TCP retransmits lost segments, as in a broken network.
+        With the link down, the kernel would remove the routes and fail each send immediately.
         """
         self._switch.bridge(f"link set dev {host.name} state {_BLOCKED}")
 
@@ -248,9 +248,9 @@ class Hosts:
         self._switch.bridge(f"link set dev {host.name} state {_FORWARDING}")
 
     def slow(self, host: Host, delay_ms: float, mbit_per_s: float) -> None:
-        """Delay both directions between the host and the switch from now on; connections stay.
+        """Delay both directions between the host and the switch from now on. Connections stay.
 
-        A relay between two bridges delays frames (tests/cluster/relay.py), since kernels may lack a queue with delay.
+        A relay between two bridges delays frames (tests/cluster/relay.py): some kernels have no queue with delay.
         """
         inner, outer, bridge = f"in{host.number}", f"out{host.number}", f"slow{host.number}"
         arguments = (inner, outer, str(delay_ms), str(mbit_per_s))

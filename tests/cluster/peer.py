@@ -1,10 +1,10 @@
-"""Runs a process with only a bus, controlled by lines on its input: peer.py PROCESS SOCKETS WINDOW
+"""Runs a process that has only a bus. Lines on its input are commands: peer.py PROCESS SOCKETS WINDOW
 
     send TO COUNT BYTES    start sending COUNT frames of that size, alternating between the lanes
     read [COUNT]           start receiving COUNT frames (default: all) and discarding them
     state                  print the counters as one line of JSON
 
-Each frame must arrive once and in order per sender and lane; violations are in the state.
+Each frame must arrive once, in the order of its sender and lane. The state has the violations.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Relays frames between two taps with delay and a limited rate: relay.py TAP TAP DELAY_MS MBIT_PER_S
 
-Frames wait in a bounded queue, like in a router; when it is full, frames are dropped and TCP sends them again. A tap,
-unlike the end of a veth pair, delivers frames as on a wire: none longer than the MTU, and with checksums.
+Frames wait in a bounded queue, as in a router. A full queue drops frames, and TCP retransmits them. Unlike the end of a
+veth pair, a tap delivers frames as a wire does: with checksums, and not longer than the MTU.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Direction:
                 self._in_flight.append((self._free_at + self._delay_s, frame))
 
     def deliver(self, now: float) -> float:
-        """Write the frames that are due; return the time of the next frame, or infinity."""
+        """Write the frames that are due. Return the arrival time of the next frame, or infinity."""
         while self._in_flight and self._in_flight[0][0] <= now:
             os.write(self._target, self._in_flight.popleft()[1])
         return self._in_flight[0][0] if self._in_flight else float("inf")

@@ -1,4 +1,4 @@
-"""A run of the tiny recipe over hosts: started on the first host, joined by the others, and its outputs."""
+"""Starts a run of the tiny recipe on the first host, lets other hosts join, and reads the outputs."""
 
 import json
 import subprocess
@@ -50,10 +50,10 @@ class ClusterRun:
         while not condition():
             assert self._run.poll() is None, self.read_output()
             assert time.monotonic() < deadline, self.read_output()
-            time.sleep(0.05)  # wait for other processes
+            time.sleep(0.05)  # interval of polling
 
     def finish(self, killed: Sequence[Host] = ()) -> dict[str, Any]:
-        """Wait for the run and its nodes, except killed ones, to succeed; returns the summary."""
+        """Wait until the run and its nodes, except those on `killed` hosts, succeed. Return the summary."""
         self._run.wait(TIMEOUT_S)
         assert self._run.returncode == 0, self.read_output()
         for host, process in self._joined:
@@ -71,7 +71,7 @@ class ClusterRun:
         return read_log_entries(self.folder, event, process)
 
     def list_nodes(self, event: str) -> list[int]:
-        """Return the numbers of the nodes in these log entries."""
+        """Return the node numbers in the launcher's log entries of one kind."""
         return [entry["node"] for entry in self.read_log_entries(event)]
 
     def metrics(self) -> list[dict[str, float]]:

@@ -1,7 +1,7 @@
 """A client without the cluster's key that sends packets to process b. stranger.py HOST PORT [PUBLIC_KEY]
 
-It connects without encryption or, given the public key, with a foreign key pair. After the server closes the connection
-it prints in hex all bytes that the server sent, which pass through a relay in this process.
+Without PUBLIC_KEY it connects without encryption; with PUBLIC_KEY it uses a foreign key pair. When the server closes
+the connection, it prints in hex all bytes that the server sent. The bytes pass through a relay in this process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(host: str, port: int, public_key: bytes) -> None:
 
 
 def relay_and_record(server: socket.socket, to: tuple[str, int], received_bytes: bytearray) -> None:
-    """Relay both directions and record the server's bytes, until the server closes the connection."""
+    """Relay both directions until the server closes the connection. Record the bytes that the server sends."""
     near, _ = server.accept()
     with near, socket.create_connection(to) as far:
         threading.Thread(target=copy_bytes, args=(near, far), daemon=True).start()
@@ -56,7 +56,7 @@ def copy_bytes(source: socket.socket, target: socket.socket) -> None:
 def receive(source: socket.socket) -> bytes:
     try:
         return source.recv(1 << 16)
-    except OSError:  # reset, or closed by the other thread
+    except OSError:  # the connection was reset, or the other thread closed the socket
         return b""
 
 

@@ -23,7 +23,7 @@ from tests.cluster.hosts import Host, Hosts, Started
 pytestmark = [pytest.mark.slow, pytest.mark.hosts, pytest.mark.timeout(120)]
 
 PORT = 29_700
-SOCKETS = Path("/dev/shm/tmp/sockets")  # private to each host
+SOCKETS = Path("/dev/shm/tmp/sockets")  # a folder that each host has for itself
 NAMES = ("a", "b", "c")
 
 
@@ -56,7 +56,7 @@ class Peers:
         return self.read_state(name)["received"].get(sender, 0)
 
     def wait_until_received(self, name: str, sender: str, count: int) -> None:
-        while self.count_received(name, sender) < count:  # pytest's time limit ends it
+        while self.count_received(name, sender) < count:  # no time limit here: pytest has one
             time.sleep(0.02)
 
 
@@ -67,7 +67,7 @@ def hosts() -> Iterator[Hosts]:
 
 
 def count_connections(host: Host, to: Host) -> int:
-    """Count the established connections, according to the host."""
+    """Count the established connections of the host."""
     address = "".join(f"{int(part):02X}" for part in reversed(to.address.split(".")))
     return sum(fields[2].startswith(address) for fields in host.list_connections())
 
@@ -97,12 +97,12 @@ def test_frames_arrive_once_and_in_order_through_a_partition(hosts: Hosts, tmp_p
     for name in NAMES:
         while (state := peers.read_state(name))["held"]:
             time.sleep(0.02)
-        assert all(held <= 2 * window for held in state["max_held"].values())  # two lanes
+        assert all(held <= 2 * window for held in state["max_held"].values())  # a window for each of two lanes
 
 
 @pytest.mark.nightly
-def test_a_full_connection_is_closed_at_a_partition_too(hosts: Hosts, tmp_path: Path) -> None:
-    """Queued data delays the heartbeats on the connection."""
+def test_a_partition_closes_a_connection_with_a_full_window(hosts: Hosts, tmp_path: Path) -> None:
+    """Heartbeats must detect the partition although they wait behind queued data."""
     peers = Peers(hosts, tmp_path, window=1000)
     hosts.slow(peers.hosts["b"], delay_ms=5, mbit_per_s=20)
     peers.send_command("b", "read")
@@ -141,19 +141,19 @@ def test_a_client_without_a_key_gets_only_a_handshake(hosts: Hosts, tmp_path: Pa
     server, stranger = peers.hosts["b"], peers.hosts["c"]
     peers.send_command("b", "read")
     public = [load_key(peers.key).public.decode()] if has_public_key else []
-    peers.read_state("b")  # wait until it listens
+    peers.read_state("b")  # a peer that answers has opened its port
     words = [sys.executable, "-m", "tests.cluster.stranger", server.address, str(PORT + 1), *public]
     received_bytes = bytes.fromhex(stranger.run(words))
     greeting, curve_welcome = 64, 2 + 168  # ZMTP 3.1: greeting; CURVE's WELCOME
     if has_public_key:
         assert len(received_bytes) == greeting + curve_welcome
     else:
-        assert 0 < len(received_bytes) <= greeting  # the server may close the connection earlier
+        assert 0 < len(received_bytes) <= greeting  # the server can close the connection earlier
     assert b"ERROR" not in received_bytes
     assert b"READY" not in received_bytes
     state = peers.read_state("b")
     assert state["waiting"] == 0
     assert state["received"] == {}
     assert state["dropped"] > 0
-    peers.send_command("c", "send b 10 10")  # a client with the key on the same host is served
+    peers.send_command("c", "send b 10 10")  # the server serves a client with the key on the same host
     peers.wait_until_received("b", "c", 10)

@@ -1,4 +1,4 @@
-"""The simulated hosts: partitions, slow links, kills and power-off as observed from the other hosts."""
+"""Partitions, slow links, kills and power-offs of simulated hosts, as other hosts observe them."""
 
 import os
 import signal
@@ -50,12 +50,12 @@ def connect(asking: Host, asked: Host) -> tuple[Started, Started]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    while not condition():  # pytest's time limit ends it
+    while not condition():  # no time limit here: pytest has one
         time.sleep(0.02)
 
 
 def count_retransmissions(host: Host) -> int:
-    """Return the kernel's retransmissions on the one established connection."""
+    """Return the number of retransmissions on the only established connection."""
     (connection,) = host.list_connections()
     return int(connection[6], 16)
 
@@ -93,10 +93,10 @@ print(time.monotonic() - began)
     assert server.read_line() == "listening"
     connect_s, total_s = map(float, hosts[0].run([sys.executable, "-c", timed]).split())
     assert connect_s >= 2 * 0.040
-    assert total_s >= 1.0  # a million bytes at 8 Mbit/s
+    assert total_s >= 1.0  # seconds for a million bytes at 8 Mbit/s
 
 
-def test_memory_temporary_files_name_and_pids_are_private_and_other_files_shared(hosts: Hosts, tmp_path: Path) -> None:
+def test_hosts_share_files_but_not_memory_temporary_files_names_and_pids(hosts: Hosts, tmp_path: Path) -> None:
     one, other = hosts
     script = "echo $$ > /dev/shm/weights; touch $TMPDIR/socket; hostname > $0"
     one.run(["sh", "-c", script, str(tmp_path / "common")])
@@ -106,7 +106,7 @@ def test_memory_temporary_files_name_and_pids_are_private_and_other_files_shared
     assert not Path("/dev/shm/weights").exists()
 
 
-def test_killing_processes_closes_their_connections_and_powering_off_does_not(hosts: Hosts) -> None:
+def test_a_kill_closes_connections_but_a_power_off_does_not(hosts: Hosts) -> None:
     third = hosts.add()
     _, killed = connect(hosts[0], hosts[1])
     hosts[0].kill_all()
@@ -119,7 +119,7 @@ def test_killing_processes_closes_their_connections_and_powering_off_does_not(ho
     assert hosts[1].list_connections() != []
 
 
-def test_killing_the_creator_removes_its_hosts() -> None:
+def test_hosts_are_removed_if_their_creator_is_killed() -> None:
     making = """
 import sys
 from tests.cluster.hosts import Hosts

@@ -34,7 +34,7 @@ def assert_invariants(run: ClusterRun, summary: dict[str, Any]) -> None:
     assert run.list_leftovers() == []
 
 
-def test_three_hosts_generate_and_execute_and_two_of_them_train(tmp_path: Path, cold: tuple[str, ...]) -> None:
+def test_three_hosts_generate_and_execute_and_two_hosts_train(tmp_path: Path, cold: tuple[str, ...]) -> None:
     with Hosts(3) as hosts:
         run = ClusterRun(hosts, tmp_path, *cold, "cluster.nodes=3", "cluster.learner_nodes=2")
         run.join(hosts[1])
@@ -50,11 +50,11 @@ def test_three_hosts_generate_and_execute_and_two_of_them_train(tmp_path: Path, 
         ranks = [run.read_log_entries("step.trained", process) for process in ("learner", "learner-1")]
         assert sum(step["updates"] for step in ranks[1]) > 0
         losses = [[step.get("grad_norm") for step in steps] for steps in ranks]
-        assert losses[0] == losses[1]  # both ranks have the whole gradient
+        assert losses[0] == losses[1]  # all ranks have the norm of the whole gradient
 
 
 @pytest.mark.nightly
-def test_another_host_downloads_the_base_of_adapters_once(tmp_path: Path, cold: tuple[str, ...]) -> None:
+def test_another_host_downloads_the_base_model_of_adapters_once(tmp_path: Path, cold: tuple[str, ...]) -> None:
     settings = ("cluster.nodes=2", "rl.steps=2", "learner.lora.rank=2", "learner.lora.publish=adapters")
     with Hosts(2) as hosts:
         run = ClusterRun(hosts, tmp_path, *cold, *settings)
@@ -91,7 +91,7 @@ def test_a_partition_shorter_than_the_heartbeat_timeout_loses_no_node(tmp_path: 
 
 
 @pytest.mark.nightly
-def test_a_node_that_is_disconnected_for_longer_joins_as_a_new_node(tmp_path: Path, cold: tuple[str, ...]) -> None:
+def test_a_node_joins_anew_after_a_partition_beyond_the_timeout(tmp_path: Path, cold: tuple[str, ...]) -> None:
     with training_on_two_hosts(tmp_path, *cold, "supervision.heartbeat_timeout_s=4") as (hosts, run):
         hosts.partition(hosts[1])
         run.wait_until(
@@ -108,7 +108,7 @@ def test_a_node_that_is_disconnected_for_longer_joins_as_a_new_node(tmp_path: Pa
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_killed_or_stopped_rank_of_another_node_restarts_the_ranks_of_all_nodes(
+def test_a_lost_rank_on_another_node_restarts_the_ranks_of_all_nodes(
     tmp_path: Path, cold: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     for name, value in make_environment([RankFault(1, 2, "save", number)]).items():
@@ -147,7 +147,7 @@ def test_a_killed_node_is_replaced_by_another_node_during_a_step(tmp_path: Path,
         run.join(another)
         summary = run.finish(killed=[hosts[1]])
         assert hosts[1].list_processes() == {}
-        hosts.power_off(hosts[1])  # removes the files of killed processes
+        hosts.power_off(hosts[1])  # the power-off removes the files of killed processes
         assert_invariants(run, summary)
         assert run.list_nodes("node.joined") == [1, 2]
         assert run.list_nodes("node.left") == [1]

@@ -1,4 +1,4 @@
-"""Changes of one byte that keep the syntax of a file, at positions that a seed determines."""
+"""Changes one byte of a file at positions that a seed determines. Text files keep their syntax."""
 
 import os
 import random
@@ -7,11 +7,11 @@ from itertools import count
 from pathlib import Path
 
 TEXT_SUFFIXES = (".json", ".jsonl", ".toml", ".jinja", ".out", ".log")
-_times_ns = count(1_000_000_000)  # distinct, so that no cache takes a damaged file for the one before
+_times_ns = count(1_000_000_000)  # each version has its own time, so that no cache serves an earlier version
 
 
 def flip_file(path: Path, number: int, seed: int) -> Iterator[bytes]:
-    """Write `number` damaged versions one after the other, and at last the original again."""
+    """Write `number` damaged versions one after another, and finally the original."""
     original, chosen = path.read_bytes(), random.Random(f"{seed} {path.name}")
     try:
         for _ in range(number if original else 0):
@@ -23,7 +23,7 @@ def flip_file(path: Path, number: int, seed: int) -> Iterator[bytes]:
 
 
 def flip(content: bytes, chosen: random.Random, *, is_text: bool) -> bytes:
-    """A digit becomes another digit in a text that has digits; else a bit of a byte changes."""
+    """Replace a digit of a text by another digit. In other content, flip a bit of a byte."""
     damaged = bytearray(content)
     digits = [place for place, byte in enumerate(content) if chr(byte).isdigit() and byte < 128] if is_text else []
     if digits:

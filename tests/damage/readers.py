@@ -1,6 +1,6 @@
-"""The readers of each kind of file in a run folder, as the commands call them, with results that can be compared.
+"""Reads each kind of file in a run folder as the commands do, with results that can be compared.
 
-Every file of a run folder has a kind here. A kind without readers has the reason.
+Every file of a run folder has a kind here. A kind without readers states the reason.
 """
 
 import hashlib
@@ -40,13 +40,13 @@ from asterism.engine.model.hf_checkpoint import load_model
 from asterism.engine.model.model_config import load_model_config
 from asterism.engine.model.tokenizer import load_tokenizer
 
-Reader = Callable[[RunFolder, Path], object]  # of the folder and the file; raises UnusableInput for damage
+Reader = Callable[[RunFolder, Path], object]  # takes the run folder and the file; raises UnusableInput for damage
 
 
 class FileKind(NamedTuple):
-    pattern: str  # of the path in the run folder
+    pattern: str  # pattern of the path in the run folder
     readers: tuple[Reader, ...]
-    reason: str = ""  # without readers
+    reason: str = ""  # why the kind has no readers
 
 
 def _resume(folder: RunFolder, _file: Path) -> object:
@@ -99,7 +99,7 @@ def _serve(folder: RunFolder, file: Path) -> object:
 
 
 def _resume_training(folder: RunFolder, file: Path) -> object:
-    """With damage, a resume sets the checkpoint aside."""
+    """Read the training state. Damage is an error here, although a resume sets the damaged checkpoint aside."""
     checkpoint = _read_checkpoint(folder, file)
     if (damage := find_training_damage(checkpoint)) is not None:
         raise UnusableInput(damage)

@@ -1,4 +1,4 @@
-"""The examples: small, repeatable by seed, and each teaches a tiny model its task in 30 steps."""
+"""Each example is small, is determined by its seed, and teaches a tiny model its task in 30 steps."""
 
 import importlib.util
 import json
@@ -25,12 +25,12 @@ from asterism.tasks.math_python import MATH_PYTHON
 from tests.actors.runs.running import ASTERISM, ROOT, metrics
 
 EXAMPLES = ("search", "programs", "guess")
-MAX_LINES = 59  # of the Python file and the configuration together
-MIN_RISE = 0.2  # of the mean reward, in 30 steps
+MAX_LINES = 59  # sum of the lines of the Python file and of the configuration
+MIN_RISE = 0.2  # rise of the mean reward in 30 steps
 
 
 def write_data(name: str, folder: Path, seed: int = 0) -> Path:
-    """The folder of the example's files."""
+    """Run the example's program. Return the folder of the files that it writes."""
     subprocess.run([sys.executable, ROOT / "examples" / f"{name}.py", str(seed)], cwd=folder, check=True)
     return folder / "runs" / "examples" / name
 
@@ -92,13 +92,13 @@ async def test_the_cold_start_fits_the_task(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_results_of_python_are_those_of_the_sandbox(tmp_path: Path) -> None:
+def test_the_examples_python_results_equal_those_of_the_sandbox(tmp_path: Path) -> None:
     for row in read_rows(write_data("search", tmp_path) / "sft.jsonl")[:100]:
         *_, result, answer = row["messages"]
         assert result["content"] == format_result(CodeOk(Output(answer["content"] + "\n")), 256)
 
 
-def test_the_search_finds_the_fact_of_a_complete_query() -> None:
+def test_a_complete_query_finds_its_fact() -> None:
     search = import_example("search").search
     assert search("size of Bara").startswith("The size of Bara is ")
     assert len(search("Bara", k=3).splitlines()) == 3

@@ -1,4 +1,4 @@
-"""The rollout policies of examples/, and the seam that they use: each trajectory of a group ends once."""
+"""With the rollout policies of examples/, and with the interface that they use, each trajectory ends once."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -58,7 +58,7 @@ class World:
             case msg.TrajectoryFinished() | msg.TrajectoryFailed() | msg.TrajectoryAborted():
                 self.ended.append(message)
             case _:
-                pass  # TurnAborted: the turn's answer is pending already
+                pass  # after TurnAborted, the answer of the turn is already pending
 
     def lose_executor(self) -> None:
         self.decide(msg.ExecutorLeft(f"executor-{self.executor}/1", "killed"))
@@ -82,7 +82,7 @@ def read_text(finished: msg.TrajectoryFinished) -> str:
 
 
 @given(st.sampled_from([IndependentTrajectories, FixedTurns, BestOfN, TreeSearch]), st.integers(0, 10_000))
-def test_each_trajectory_ends_once_whatever_happens_in_between(policy: Policy, seed: int) -> None:
+def test_each_trajectory_ends_once_in_spite_of_faults(policy: Policy, seed: int) -> None:
     world, random = World(policy, seed, calls=seed % 3), Random(seed)
     while world.pending:
         fate = random.random()
@@ -103,7 +103,7 @@ def test_each_trajectory_ends_once_whatever_happens_in_between(policy: Policy, s
     assert Counter(each.trajectory_id for each in world.ended) == Counter(range(SIZE))
 
 
-def test_a_tree_branches_after_tool_calls_with_the_turns_of_its_source() -> None:
+def test_a_branch_starts_after_a_tool_call_with_the_turns_of_its_source() -> None:
     world = World(TreeSearch, calls=2)
     assert [each.turns for each in world.run()] == [3] * SIZE
     first = {request.trajectory_id: request for request in reversed(world.requests)}
@@ -112,7 +112,7 @@ def test_a_tree_branches_after_tool_calls_with_the_turns_of_its_source() -> None
     assert len({request.seed for request in first.values()}) == SIZE
 
 
-def test_parked_siblings_start_alone_if_no_turn_has_a_call() -> None:
+def test_parked_siblings_start_from_the_prompt_if_no_turn_has_a_call() -> None:
     world = World(TreeSearch, calls=0)
     assert [each.turns for each in world.run()] == [1] * SIZE
     assert [request.turn for request in world.requests] == [0] * SIZE
@@ -128,7 +128,7 @@ def test_the_best_candidate_of_each_turn_is_kept() -> None:
     assert kept == {max(np.float32(-(seed % 97) / 97 - 0.01).item() for seed in seeds) for seeds in by_turn}
 
 
-def test_a_fixed_number_of_turns_asks_for_a_check_after_an_answer() -> None:
+def test_fixed_turns_request_a_check_after_an_answer() -> None:
     for finished in World(FixedTurns, calls=0).run():
         assert finished.turns == FixedTurns.num_turns
         assert read_text(finished).count(FixedTurns.request) == FixedTurns.num_turns - 1

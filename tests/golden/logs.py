@@ -1,4 +1,4 @@
-"""Logs of bugs that simulated runs have found, as text: a line about the source, then one line per event.
+"""Reads and writes logs of bugs that simulated runs have found: a line about the source, then a line per event.
 
 `python -m tests.golden.logs WORLD SEED PROCESS NAME [--first N] [--last N]` writes the events of a process in that seed's
 run: the event log of head or rollout, or all messages that another process received over its incarnations.
@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent
 
 
 def partitioned(seed: int) -> World:
-    """A short run of small steps with many surplus groups that are aborted, under continuous partitions."""
+    """Build a short run under continuous partitions, with small steps and many aborted surplus groups."""
     rl = RlConfig(steps=3, prompts=1, rollouts=2, max_refill_groups=1, group_oversampling=3.0)
     run = msgspec.structs.replace(RUN, rl=rl, evaluation=EvaluationConfig(0))
     return World(run, seed, failure_rate=0.03, faults=Faults(partitions=2.0, executor_deaths=0.03))
@@ -33,7 +33,7 @@ WORLDS = {**nightly.WORLDS, "partitioned": partitioned}
 
 
 class Source(msgspec.Struct, frozen=True):
-    """The simulated run and process of a log."""
+    """The simulated run and the process that a log is from."""
 
     seed: int
     process: str
@@ -44,7 +44,7 @@ class Source(msgspec.Struct, frozen=True):
 class Line(msgspec.Struct, frozen=True, array_like=True):
     time: float
     actor: str
-    epoch: int  # of the sender
+    epoch: int  # epoch of the sender
     number: int
     envelope: Envelope
 
@@ -63,7 +63,7 @@ def _event(seq: int, data: bytes) -> Event:
 
 
 def rebuild_world(run: RunConfig) -> World:
-    """A world with the run's settings, for its deciders and rules; it runs no processes."""
+    """Build a world with the run's settings, for its deciders and rules. The world runs no processes."""
     return World(run, seed=0, failure_rate=0.0)
 
 

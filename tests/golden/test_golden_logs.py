@@ -1,4 +1,4 @@
-"""The logs of bugs that simulated runs have found, each with the invariant that must hold when it is replayed."""
+"""Logs of bugs that simulated runs have found. A replay of each log must keep the invariant that the bug broke."""
 
 import asyncio
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def redecide(decider: Decider, event: Event) -> tuple[msg.AnyMessage, Sequence[S
 
 
 def write_log(folder: RunFolder, process: str, events: Sequence[Event], keep_steps: int = 0) -> Path:
-    """Write an event log and return its path. With `keep_steps`, commit at each step, since commits remove old events."""
+    """Write an event log and return its path. With `keep_steps`, wait for commits, which remove old events."""
     path, committed = folder.events / f"{process}.sqlite", SimpleQueue[int]()
     log = EventLog(path, keep_steps=keep_steps)
     log.on_commit = committed.put
@@ -54,7 +54,7 @@ def write_log(folder: RunFolder, process: str, events: Sequence[Event], keep_ste
 
 
 def test_effects_that_waited_for_queue_space_are_sent_after_recovery() -> None:
-    """Head and launcher were partitioned with a full window of 16 when the head was killed.
+    """The head was killed during a partition from the launcher, with a full window of 16 frames.
 
     The launcher had received 36 of the 56 frames of these events, and the head had kept only the last 16.
     """
@@ -71,8 +71,8 @@ def test_effects_that_waited_for_queue_space_are_sent_after_recovery() -> None:
     assert number - len(frames) <= 36
 
 
-def test_a_turn_before_the_first_weights_waits_for_them() -> None:
-    """A restarted engine received a turn before its weights."""
+def test_a_turn_waits_for_the_first_weights_of_its_engine() -> None:
+    """In the log, a restarted engine receives a turn before its weights."""
     _, events = read("turn_before_the_weights")
     messages = [decode(event.frame) for event in events]
     num_requested = sum(isinstance(each.message, msg.TurnRequested) for each in messages)
@@ -100,7 +100,7 @@ def test_a_turn_before_the_first_weights_waits_for_them() -> None:
 
 
 def test_a_run_finishes_after_all_aborted_trajectories_have_ended() -> None:
-    """Head and rollout were partitioned while the last step's surplus was aborted and the step was trained."""
+    """The last step was trained, and its surplus was aborted, during a partition of head and rollout."""
     source, events = read("trajectories_aborted_at_the_end")
     deciders = rebuild_world(source.run).deciders()[HEAD]
     in_flight, num_finished = set[int](), 0
@@ -119,7 +119,7 @@ def test_a_run_finishes_after_all_aborted_trajectories_have_ended() -> None:
 
 
 def test_waits_and_states_are_refused_after_removed_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run stalls in the third of three steps, and the log keeps one step."""
+    """The run stalls in the last of three steps, and the log keeps one step."""
     source, events = read("trajectories_aborted_at_the_end")
     _, rollout_events = read("trajectories_aborted_at_the_end.rollout")
     build = lambda process, run, folder: rebuild_world(run).deciders()[process]  # pyright: ignore # noqa: E731
@@ -141,7 +141,7 @@ def test_waits_and_states_are_refused_after_removed_events(tmp_path: Path, monke
 
 
 def test_no_turn_is_requested_from_a_departed_engine() -> None:
-    """EngineLeft arrived before leases that the arbiter had granted on the engine."""
+    """The rollout received EngineLeft before leases that the arbiter had granted on the engine."""
     source, events = read("leases_on_a_departed_engine")
     (rollout,) = rebuild_world(source.run).deciders()[ROLLOUT].values()
     left: dict[str, int] = {}
@@ -156,8 +156,8 @@ def test_no_turn_is_requested_from_a_departed_engine() -> None:
     assert granted == 2
 
 
-def test_a_trajectory_that_started_after_an_engine_left_replays_from_its_log(tmp_path: Path) -> None:
-    """Both leases on it were granted to trajectory 3, which started after EngineLeft."""
+def test_a_trajectory_replays_with_leases_on_a_departed_engine(tmp_path: Path) -> None:
+    """Both leases on the departed engine were granted to trajectory 3, which started after EngineLeft."""
     source, events = read("leases_on_a_departed_engine")
     (rollout,) = rebuild_world(source.run).deciders()[ROLLOUT].values()
     assert isinstance(rollout, Rollout)
@@ -166,7 +166,7 @@ def test_a_trajectory_that_started_after_an_engine_left_replays_from_its_log(tmp
 
 
 def test_a_stale_engine_left_does_not_affect_the_next_incarnation() -> None:
-    """All processes were killed. The next incarnation of generator-0 joined before EngineLeft of the previous one arrived."""
+    """After a kill of all processes, generator-0 joined again before EngineLeft of its previous incarnation arrived."""
     source, events = read("stale_engine_left")
     deciders = rebuild_world(source.run).deciders()[HEAD]
     for event in events:

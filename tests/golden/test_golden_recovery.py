@@ -1,4 +1,4 @@
-"""The log of a bug about frame numbers after recovery, replayed by the whole process."""
+"""A whole head process replays the log of a bug about frame numbers after a recovery."""
 
 import asyncio
 import shutil
@@ -28,8 +28,8 @@ FREQUENT, RARE = (
     SupervisionConfig(heartbeat_s=0.01),
     SupervisionConfig(heartbeat_s=3600.0, heartbeat_timeout_s=36_000.0, first_heartbeat_timeout_s=36_000.0),
 )
-NUM_HEARTBEATS = 2  # of the first incarnation after its logged frames; the second sends fewer
-NUM_FRAMES_BEFORE = 44  # frames from the head to the launcher before RunFinished, in the simulated run
+NUM_HEARTBEATS = 2  # heartbeats of the first incarnation after the replay; the second incarnation sends fewer
+NUM_FRAMES_BEFORE = 44  # frames that the head sent to the launcher before RunFinished in the simulated run
 
 
 class NullObserver:
@@ -49,7 +49,7 @@ async def run_head(run: RunConfig, folder: RunFolder, hub: Hub, incarnation: Pro
 
 
 async def run_head_twice(run: RunConfig, folder: RunFolder, events: Sequence[Event], last: Sequence[Event]) -> None:
-    """Until the launcher receives RunFinished. The log of `folder` has `events`; `last` arrive after them."""
+    """Run two incarnations until the launcher receives RunFinished. The log has `events`; `last` arrive later."""
     hub, heartbeats, epoch = Hub(), asyncio.Queue[Heartbeat](), events[0].epoch
     launcher, rollout = hub.join(LAUNCHER, 100), hub.join(ROLLOUT, 100, last[0].epoch)
     for name in (LEARNER, *list_generators(run)):
@@ -79,8 +79,8 @@ async def run_head_twice(run: RunConfig, folder: RunFolder, events: Sequence[Eve
 
 
 @pytest.mark.slow
-def test_run_finished_of_a_recovered_head_is_not_dropped_as_a_duplicate(tmp_path: Path) -> None:
-    """A frame sent outside the log would take the number of RunFinished, which the launcher would then drop."""
+def test_the_launcher_receives_run_finished_from_a_recovered_head(tmp_path: Path) -> None:
+    """If an unlogged frame took the number of RunFinished, the launcher would drop RunFinished as a duplicate."""
     source, events = read("trajectories_aborted_at_the_end")
     last = [event for event in events if event.kind == "TrajectoryAborted"][-2:]
     events = events[: last[0].seq - 1]

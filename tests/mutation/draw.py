@@ -1,6 +1,6 @@
-"""`python -m tests.mutation.draw --commit C --seed S`: draws mutations of the product, uniformly over all that compile.
+"""`python -m tests.mutation.draw --commit C --seed S`: draws uniformly from all mutations of the product that compile.
 
-Needs a Python with cosmic-ray; uses its operators without arguments. Type annotations, aliases of types
+Needs a Python with cosmic-ray, of which it uses the operators without arguments. Type annotations, aliases of types
 and `__main__` blocks are left out. Writes mutations.jsonl, one mutation per line, in the order of the draw.
 """
 
@@ -30,11 +30,11 @@ class Position(NamedTuple):
 
     path: Path
     operator: str
-    occurrence: int  # among the operator's mutations of the file
+    occurrence: int  # position among the operator's mutations of the file
 
 
 def is_alias_of_types(node: ast.AST) -> bool:
-    """Whether a statement is like `Event = Started | Ended[int] | None`."""
+    """Return whether a statement is like `Event = Started | Ended[int] | None`."""
     if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.BinOp):
         return False
     names = [each.id for each in ast.walk(node.value) if isinstance(each, ast.Name)]
@@ -59,7 +59,7 @@ def list_excluded(text: str) -> Iterator[ast.AST]:
 def list_positions(path: Path) -> Iterator[Position]:
     text = path.read_text()
     lines = text.splitlines()
-    # ast counts the bytes of a line, parso its characters.
+    # Columns of ast are bytes; those of parso are characters.
     excluded = [
         (
             (node.lineno, len(lines[node.lineno - 1].encode()[: node.col_offset].decode())),
@@ -80,14 +80,14 @@ def count_equal(first: list[str], second: list[str]) -> int:
 
 
 def describe(tree: Path, position: Position, number: int) -> Mutation | None:
-    """Return None if the mutated file does not compile, or means the same."""
+    """Return the mutation. Return None if the mutated file does not compile or has the same syntax tree."""
     text = position.path.read_text()
     mutated = mutate_code(text, OPERATORS[position.operator](), position.occurrence)
     try:
         if mutated is None or ast.dump(ast.parse(mutated)) == ast.dump(ast.parse(text)):
             return None
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # as in the tests: `is "text"` is an error
+            warnings.simplefilter("error")  # as in the tests, in which a warning about `is "text"` is an error
             compile(mutated, str(position.path), "exec")
     except SyntaxError:
         return None

@@ -1,15 +1,14 @@
 """`python -m tests.mutation.run COMMIT --label before`: runs each drawn mutation against the tests of its package.
 
-The mutations are in mutations.jsonl; tests.mutation.draw wrote them. A mutation is found again by its function and its
-lines, anywhere in the product. If the function was renamed or rewritten, `moved_to` in its line of mutations.jsonl
-replaces fields ({"function": "Pool.take", "old": "...", "new": "..."}); `gone` has the reason if the code was deleted.
+tests.mutation.draw has written mutations.jsonl. A mutation is found by the name of its function and by the lines that
+it changes, in any file. After a change of this code, `moved_to` in the mutation's line of mutations.jsonl replaces
+fields ({"function": "Pool.take", "old": "...", "new": "..."}); `gone` has the reason if the code was deleted.
 --locate only lists the mutations that are not found.
 
-The tests of a package are those below the deepest folder of tests/ that mirrors its path, test_NAME.py first. All
-mutations are run with the fast tests, then the survivors with the slow tests. A mutation is caught by a test that
-fails with it, passes without it, and fails with it again, and by a timeout if the same tests pass without it. Appends
-one line per mutation and speed to results.jsonl, and continues where an earlier call with the same commit and label
-ended.
+The tests of a package are in the deepest folder of tests/ that mirrors its path; test_NAME.py runs first. All mutations
+run with the fast tests, then the survivors with the slow tests. A test catches a mutation if it fails with the
+mutation, passes without it, and fails again with it. A timeout catches a mutation if the same tests pass without it.
+Each mutation and speed has a line in results.jsonl. A call continues an earlier call with the same commit and label.
 """
 
 import argparse
@@ -37,22 +36,22 @@ LIST, RESULTS = FOLDER / "mutations.jsonl", FOLDER / "results.jsonl"
 PRODUCT = ("bus", "engine", "actors", "sandbox", "policies", "configs", "tasks", "analysis")
 WITHOUT = "not docker and not hosts and not sglang and not bridges and not nightly"
 SELECTIONS = {"fast": f"not slow and {WITHOUT}", "slow": f"slow and {WITHOUT}"}
-LIMIT_S = 240.0  # for the tests of one selection
-MAX_BROKEN = 5  # failures that are not due to the mutation; then the tests prove nothing
-NO_FAILURE = (0, 5)  # exit codes of pytest: all passed, no test was selected
+LIMIT_S = 240.0  # seconds for the tests of one selection
+MAX_BROKEN = 5  # failures without the mutation after which the tests prove nothing
+NO_FAILURE = (0, 5)  # pytest's exit codes if all tests pass, and if no test is selected
 FAILED = re.compile(r"^(?:FAILED|ERROR) ([^\s\[]+)", re.MULTILINE)
 PR_SET_CHILD_SUBREAPER = 36
 
 
 class Mutation(NamedTuple):
-    """One line of the list."""
+    """One line of mutations.jsonl."""
 
     number: int
-    file: str  # at the commit of the draw
+    file: str  # path at the commit of the draw
     function: str  # qualified name of the innermost function or class; empty for a module
     operator: str
-    old: str  # whole lines
-    occurrence: int  # of these lines in the function, from 0
+    old: str  # the whole lines that `new` replaces
+    occurrence: int  # number of the occurrence of `old` in the function, from 0
     new: str
     moved_to: dict[str, Any] | None = None
     gone: str = ""
@@ -61,8 +60,8 @@ class Mutation(NamedTuple):
 class Scope(NamedTuple):
     """The lines of a module, class or function."""
 
-    name: str  # qualified
-    first: int  # from 0, decorators included
+    name: str  # qualified name; empty for a module
+    first: int  # number of the first line, from 0; decorators are included
     last: int
 
 
@@ -70,7 +69,7 @@ class Place(NamedTuple):
     """The lines that a mutation replaces."""
 
     path: Path
-    first: int  # line, from 0
+    first: int  # number of the first line, from 0
     indent: str
 
 
@@ -83,9 +82,9 @@ class TestRun(NamedTuple):
 
 
 class Tests(NamedTuple):
-    """The tests that mirror a file."""
+    """The tests of a file, in the folder that mirrors its path."""
 
-    paths: tuple[str, ...]  # in this order
+    paths: tuple[str, ...]  # in the order in which they run
     markers: str
 
 
@@ -105,7 +104,7 @@ def list_product_files(tree: Path) -> list[Path]:
 
 
 def list_scopes(text: str) -> list[Scope]:
-    """Outer scopes come before inner ones."""
+    """List the scopes of a module, each before the scopes within it."""
 
     def walk(node: ast.AST, prefix: str) -> Iterator[Scope]:
         for child in ast.iter_child_nodes(node):
@@ -142,7 +141,7 @@ def read_text(path: Path) -> str:
 
 
 def find(tree: Path, mutation: Mutation) -> Place:
-    """Prefer the file of the list; raise LookupError unless there is exactly one place."""
+    """Find the place, preferably in the mutation's file. Raises LookupError unless there is exactly one place."""
     mutation = mutation._replace(**mutation.moved_to or {})
     paths = [path for path in list_product_files(tree) if mutation.old.strip().partition("\n")[0] in read_text(path)]
     places: list[Place] = []
@@ -172,7 +171,7 @@ def apply(text: str, place: Place, mutation: Mutation) -> str:
 
 def write_source(path: Path, text: str) -> None:
     path.write_text(text)
-    Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)  # its time stamp has whole seconds
+    Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)  # its time stamp counts whole seconds
 
 
 def list_mirrors(tree: Path, path: Path) -> tuple[str, ...]:
@@ -192,28 +191,28 @@ def kill_children() -> None:
             os.waitpid(pid, 0)
 
 
-# By folder and markers: the seconds that the tests take without a mutation, or None if they do not pass in time.
+# By folder and markers: seconds of the tests without a mutation, or None if the tests do not pass in time.
 PassedS = dict[tuple[str, str], float | None]
 
 
 class Machine(NamedTuple):
-    """Where the tests run: a copy of a tree, and a Python."""
+    """A copy of a tree in which the tests run, and the Python that runs them."""
 
     tree: Path
     python: str
-    broken: set[str]  # tests that fail, or do not pass each time, without a mutation
+    broken: set[str]  # tests that can fail without a mutation
 
     def run(self, tests: Tests) -> TestRun:
         """Run tests until one fails."""
         shutil.rmtree(self.tree / ".hypothesis", ignore_errors=True)
-        folder = tempfile.mkdtemp()  # a new path: socket folders have names that depend on it, and may be left over
+        folder = tempfile.mkdtemp()  # new: names of socket folders depend on it, and an old one might exist
         command = [
             *(self.python, "-m", "pytest", *tests.paths, "-q", "-x", "-rfE", "-m", tests.markers, "--tb=no"),
             *("-p", "no:cacheprovider", "--hypothesis-seed=0", f"--basetemp={folder}/t"),
             *(f"--{'deselect' if '::' in name else 'ignore'}={name}" for name in sorted(self.broken)),
         ]
         began = time.monotonic()
-        with tempfile.TemporaryFile("w+") as output:  # not a pipe, which an orphan might keep open
+        with tempfile.TemporaryFile("w+") as output:  # an orphan might keep a pipe open
             child = subprocess.Popen(
                 command, cwd=self.tree, env=self.environment(), start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
@@ -232,12 +231,12 @@ class Machine(NamedTuple):
         return TestRun(exit_code, failed[1] if failed else "", time.monotonic() - began)
 
     def environment(self) -> dict[str, str]:
-        """With an empty PYTHONDONTWRITEBYTECODE pytest caches the rewritten tests."""
+        """Return the environment. With an empty PYTHONDONTWRITEBYTECODE, pytest caches the rewritten tests."""
         settings = {"PYTHONPATH": str(self.tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
         return {**os.environ, **settings}
 
     def check_imports(self) -> None:
-        """A product that is installed elsewhere would be tested without mutations."""
+        """Check that tests import the product from the tree: another installation would have no mutations."""
         renamed = any("from asterism." in path.read_text() for path in list_product_files(self.tree))
         name = "asterism.bus" if renamed else "bus"
         program = f"import importlib.util as u; print(u.find_spec('{name}').origin)"
@@ -250,14 +249,14 @@ class Machine(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How the tests of one selection ended."""
+    """The result of the tests of one selection."""
 
     is_caught: bool
     by: str | None
 
 
 class Trial(NamedTuple):
-    """The tests of one mutation."""
+    """A mutation that is tested."""
 
     machine: Machine
     path: Path
@@ -298,7 +297,7 @@ class Trial(NamedTuple):
             if run.failed:
                 self.leave_out(run.failed)
                 return None
-            is_fast = run.exit_code in NO_FAILURE and run.seconds < LIMIT_S / 2  # a busy machine may double it
+            is_fast = run.exit_code in NO_FAILURE and run.seconds < LIMIT_S / 2  # a busy machine can double the seconds
             self.passed_s[key] = run.seconds if is_fast else None
         return self.passed_s[key]
 
@@ -335,7 +334,7 @@ def read_results() -> list[dict[str, Any]]:
 
 
 def read_outcomes(label: str, commit: str) -> dict[str, set[int]]:
-    """Return the numbers of mutations by outcome, and by speed if they survived."""
+    """Return the numbers of the mutations by outcome. The outcome of survivors contains the speed of the tests."""
     results = [each for each in read_results() if (each["label"], each["commit"]) == (label, commit)]
     return {
         name: {each["number"] for each in results if name in (each["outcome"], f"{each['outcome']} {each['speed']}")}
@@ -344,7 +343,7 @@ def read_outcomes(label: str, commit: str) -> dict[str, set[int]]:
 
 
 def run_all(machine: Machine, mutations: list[Mutation], label: str, commit: str) -> None:
-    """Run the fast tests for all mutations, then the slow ones for the survivors; append the results."""
+    """Run the fast tests for all mutations, then the slow tests for the survivors. Append the results."""
     passed_s: PassedS = {}
     for speed, mutation in itertools.product(SELECTIONS, mutations):
         outcomes = read_outcomes(label, commit)
@@ -359,7 +358,7 @@ def run_all(machine: Machine, mutations: list[Mutation], label: str, commit: str
 
 
 def summarize(label: str, commit: str) -> str:
-    """Also list the mutations that were caught under another label only."""
+    """Return the counts by outcome, and the mutations that were caught only under another label, as JSON."""
     outcomes = read_outcomes(label, commit)
     elsewhere = {each["number"] for each in read_results() if each["label"] != label and each["outcome"] == "caught"}
     counts = {name: len(numbers) for name, numbers in outcomes.items()}
@@ -381,7 +380,7 @@ def main() -> None:
         sys.exit("\n".join(missing) or 0)
     machine = Machine(tree, options.python, set())
     machine.check_imports()
-    # SystemExit restores the source and kills the tests.
+    # On SIGTERM, SystemExit unwinds the stack, which restores the source and kills the tests.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit("stopped"))
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     run_all(machine, mutations, options.label, options.commit)

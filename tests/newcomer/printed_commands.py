@@ -1,4 +1,4 @@
-"""The commands that README and docs print, in order, and how a machine without other hosts runs each of them."""
+"""Lists the commands in README and docs in order, and adapts them to a single machine without a GPU."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ _SHORT = " --set sft.steps=4 --set rl.steps=1 --set evaluation.questions=4"
 _SHORT += " --set prepare.parameters.num_sft_dialogues=200"
 _RUN = re.compile(r"asterism run configs/tiny(_lora)?\.toml")
 
-# Printed commands with placeholders, and a command to run in their place after `make demo`.
+# Printed commands with placeholders, and the commands that replace them after `make demo`.
 REPLACED = {
     "asterism run CONFIG [--name NAME] [--set key=value] [--resume | --overwrite | --from-stage NAME]": (
         "asterism run configs/tiny.toml --name readme"
@@ -76,12 +76,12 @@ REPLACED = {
     ),
 }
 
-# Test suites, which include this test, and images, which exist: make prints their commands only.
+# With --dry-run, make only prints commands. These targets are suites that contain this test, and existing images.
 DRY_RUN = tuple(
     f"make {target}" for target in ("test", "nightly", "coverage", "check", "simulate-faults", "fuzz", "sandbox-image")
 )
 
-# Commands that a single machine without a GPU cannot run, by the first words of the command.
+# By first words of a command: what the command needs beyond a single machine without a GPU.
 NEEDS = {
     "asterism data fetch": "a network (tests/actors/cli/test_data_commands.py)",
     "asterism chat http": "a server (tests/engine/openai, tests/sglang)",
@@ -115,18 +115,18 @@ def list_printed_commands(page: Path) -> list[str]:
 
 
 def list_demo_lines(shown: str) -> list[str]:
-    """Return each line without numbers, colours and widths: such lines are equal in README and in a run's output."""
+    """Return the lines without numbers, colours and widths, which differ between README and a run's output."""
     plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown)
     return [" ".join(re.sub(r"[\d,.:]+", "0", line).split()) for line in plain.splitlines() if line.strip()]
 
 
 def find_need(command: str) -> str | None:
-    """Return the need of the command that this machine does not meet; None if the command runs here."""
+    """Return what the command needs and this machine lacks. Return None if the command runs here."""
     return next((need for start, need in NEEDS.items() if command.startswith(start)), None)
 
 
 def adapt(command: str) -> str:
-    """Return the printed command without placeholders and options in brackets, at a size for a test."""
+    """Return the printed command without placeholders and bracketed options. Runs are shortened."""
     command = re.sub(r" \[.*?\]", "", REPLACED.get(command, command))
     if command.startswith(DRY_RUN):
         return f"{command} --dry-run"

@@ -1,4 +1,4 @@
-"""Walks docs/guide.md: all commands in order, in one folder, with the demo's model and questions as a user's files."""
+"""Runs all commands of docs/guide.md in order, in one folder. The demo's model and questions are the user's files."""
 
 import json
 import os
@@ -23,13 +23,13 @@ from tests.actors.runs.running import ASTERISM, PATIENCE_S, metrics, read_conser
 from tests.newcomer.printed_commands import ROOT, find_need, list_printed_commands
 from tests.sglang.environment import PYTHON
 
-pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]  # the guide is walked once
+pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]  # one walk for all tests
 
 PAGE = ROOT / "docs" / "guide.md"
 COMMANDS = list_printed_commands(PAGE)
 RUN, RESUME = "asterism run math.toml", "asterism run math.toml --resume"
 RENDER = "asterism data render math.toml --source train"
-# Replacements in the printed configuration and commands: sizes, devices and names.
+# Replacements in the printed configuration and commands: smaller sizes, and CPUs instead of GPUs.
 SIZES = {
     "prompt_tokens = 1024": "prompt_tokens = 32\nmax_turns = 4\nresult_characters = 256",
     "\nresponse_tokens = 4096": "\nresponse_tokens = 128",
@@ -47,7 +47,7 @@ TEST_QUESTIONS = 16
 
 class Walk(NamedTuple):
     folder: Path
-    printed: dict[str, str]  # the output of each command of the page that needs no server
+    printed: dict[str, str]  # output by printed command; commands that need a server are left out
 
     @property
     def stages(self) -> list[RunFolder]:
@@ -63,7 +63,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def write_files_of_a_user(folder: Path) -> None:
-    """The last three raw questions are a repetition, a question of the exam, and one without an integer answer."""
+    """Write the files. The last raw questions are a duplicate, an exam question, and one without an integer answer."""
     made = RunFolder(folder / "made")
     tiny = TinyDemo(num_train_questions=160, num_test_questions=16, num_sft_dialogues=4800)
     tiny.prepare(RunConfig(name="made", dialogue=DialogueConfig(tools=("jupyter_code",))), made)
@@ -98,7 +98,7 @@ def start(folder: Path, command: str, *more: str) -> "subprocess.Popen[str]":
 
 
 def finish(process: "subprocess.Popen[str]") -> str:
-    """Return the output of a command that succeeds."""
+    """Wait for a command, which must succeed. Return its output."""
     with process:
         try:
             output, _ = process.communicate(timeout=PATIENCE_S)
@@ -130,7 +130,7 @@ def test_the_data_are_cleaned_and_split(walk: Walk) -> None:
     assert len(train | test) == len(train) + len(test) == 160
 
 
-def test_the_cold_start_learns_the_dialogues_and_the_stages_follow(walk: Walk) -> None:
+def test_the_cold_start_learns_the_dialogues_and_later_stages_run(walk: Walk) -> None:
     short, long = walk.stages
     losses = [line["loss"] for line in metrics(short, "sft")]
     assert len(losses) == 150
@@ -143,7 +143,7 @@ def test_the_cold_start_learns_the_dialogues_and_the_stages_follow(walk: Walk) -
     assert "stage long: finished" in walk.printed[RESUME]
 
 
-def test_the_report_shows_both_stages_and_where_the_time_went(walk: Walk) -> None:
+def test_the_report_shows_both_stages_and_the_parts_of_the_time(walk: Walk) -> None:
     assert walk.printed["asterism report runs/math"].count("correct answers, greedy") == 2
     assert (walk.folder / "runs/math/stages.png").read_bytes().startswith(b"\x89PNG")
     use = json.loads((walk.folder / "runs/math/2_long/utilization.json").read_text())
@@ -189,7 +189,7 @@ class Serving(NamedTuple):
         return command.replace("30000", str(self.port))
 
     def ask(self, question: str) -> dict[str, Any]:
-        """Return the first choice of the server's response to a client with the run's tools."""
+        """Send a request with the run's tools. Return the first choice of the response."""
         tools = json.loads((self.walk.folder / "models" / "mine" / "asterism.json").read_text())["tools"]
         body = {"model": "mine", "messages": [{"role": "user", "content": question}], "tools": tools}
         request = urllib.request.Request(
@@ -203,7 +203,7 @@ class Serving(NamedTuple):
 
 @pytest.fixture
 def serving(walk: Walk) -> Iterator[Serving]:
-    """Run the printed command with a port and the options of a machine without a GPU."""
+    """Run the printed command on a free port, with options for a machine without a GPU. Yield the server."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         serving = Serving(walk, probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""A newcomer's walk: clone, setup, and every printed command in order, each in a new shell in an 80 x 24 terminal."""
+"""Clones the repository, sets it up, and runs every printed command in order, in new shells of an 80 x 24 terminal."""
 
 import fcntl
 import os
@@ -24,14 +24,14 @@ from tests.newcomer.printed_commands import (
 )
 
 _DEMO = re.compile(r"    make demo.*?\n```\n(.*?)```", re.DOTALL)
-PAGES = [  # tests/newcomer/test_guide.py has the commands of the guide
+PAGES = [  # tests/newcomer/test_guide.py runs the commands of guide.md
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "guide.md"),
 ]
 
 
 def run_in_terminal(command: str, folder: Path, home: Path) -> tuple[int, str]:
-    """Return the exit code, and the output on the terminal of a new shell."""
+    """Run the command in a new shell with a terminal. Return the exit code and the output."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     path = os.pathsep.join(part for part in os.environ["PATH"].split(os.pathsep) if not part.startswith(str(ROOT)))
@@ -51,14 +51,14 @@ def run_in_terminal(command: str, folder: Path, home: Path) -> tuple[int, str]:
         try:
             while part := os.read(ours, 65_536):
                 shown += part
-        except OSError:  # EIO: the last process has closed the terminal
+        except OSError:  # EIO: no process has the terminal open
             pass
         finally:
             os.close(ours)
     return shell.returncode, shown.decode(errors="replace")
 
 
-def test_every_substitution_is_of_a_printed_command() -> None:
+def test_every_replaced_command_is_printed() -> None:
     printed = [command for page in PAGES for command in list_printed_commands(page)]
     assert set(REPLACED) <= set(printed)
     assert [start for start in NEEDS if not any(command.startswith(start) for command in printed)] == []
@@ -68,7 +68,7 @@ def test_every_substitution_is_of_a_printed_command() -> None:
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
-    """Yield a folder that, unlike `tmp_path`, has room for the path of a socket."""
+    """Yield a folder with a short path: paths of sockets below `tmp_path` would be too long."""
     with tempfile.TemporaryDirectory(prefix="walk-") as folder:
         yield Path(folder)
 

@@ -1,4 +1,4 @@
-"""Small runs with faults of every kind in all processes, drawn from a seed."""
+"""Small runs with faults of every kind in all processes. A seed determines the faults."""
 
 import random
 from typing import get_args
@@ -38,11 +38,11 @@ POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 
 def plan(seed: int) -> tuple[RunConfig, Faults]:
-    """Choose policy and step kind by seed, and draw a rate for each fault."""
+    """Choose policy and kind of step by seed, and draw a rate for each fault."""
     draw = random.Random(seed)
     faults = Faults(**{name: rate * draw.choice([0.0, 1.0, 2.0]) for name, rate in RATES.items()})
     policy, rl = POLICIES[seed % len(POLICIES)], RL[seed % len(RL)]
-    window = draw.choice([65_536, 4 * rl.max_groups_in_flight * rl.rollouts])  # large or minimal
+    window = draw.choice([65_536, 4 * rl.max_groups_in_flight * rl.rollouts])  # a large or the smallest possible window
     run = replace(
         RUN, evaluation=EvaluationConfig(draw.choice([0, 0, 0, 1])), learner=make_learner(every=draw.choice([1, 2]))
     )
@@ -53,7 +53,7 @@ def plan(seed: int) -> tuple[RunConfig, Faults]:
 
 
 def _resample(run: RunConfig) -> RunConfig:
-    """Enable RoC, which needs groups of four, and double the bus window for them."""
+    """Enable RoC, which needs groups of four. Double the bus window, because the groups are twice as large."""
     rl = replace(run.rl, rollouts=2 * run.rl.rollouts)
     return replace(run, rl=rl, roc=RocConfig(), bus=BusConfig(2 * run.bus.queue_messages))
 

@@ -25,7 +25,7 @@ class _JumpingSelector(selectors.DefaultSelector):
     loop: VirtualLoop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout == 0:  # callbacks are ready: skip the costly system call
+        if timeout == 0:  # no system call, which is costly, while callbacks are ready
             return []
         ready = super().select(0)
         if not ready and timeout is None:
@@ -48,7 +48,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.now
 
     def call_soon_threadsafe(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:
-        """Skip the wake-up of the loop for calls from its own thread."""
+        """Do not wake the loop up: all calls come from its own thread."""
         if threading.get_ident() == self._thread:
             return self.call_soon(callback, *args, context=context)
         return super().call_soon_threadsafe(callback, *args, context=context)

@@ -16,13 +16,13 @@ from asterism.engine.contract import Capacity, EngineFailure, EngineLoad, Genera
 from tests.fakes import ANSWER, CALL, END, TOKENIZER
 
 PAGE_TOKENS = 16
-TOUCH = CALL.replace("jupyter_code", "touch").replace('"code": "1"', "")  # a tool of an environment
+TOUCH = CALL.replace("jupyter_code", "touch").replace('"code": "1"', "")  # call of a tool that an environment has
 TURN_TEXTS = (CALL, CALL + CALL, ANSWER, "I give up", "<tool_call>{</tool_call>")
 TASK_TEXTS = (CALL, TOUCH, TOUCH + TOUCH, ANSWER, "I give up", "<tool_call>{</tool_call>")
 
 
 class Script:
-    """The generated text of each trajectory, independent of the engine."""
+    """The texts that trajectories generate, whichever engine generates them."""
 
     def __init__(self, random: Random, texts: Sequence[str]) -> None:
         self._random, self._texts = random, texts
@@ -38,7 +38,7 @@ class Script:
 
 
 class FakeEngine:
-    """A base of fake engines: methods of asterism.engine.contract.Engine that few of them need."""
+    """A base of fake engines. It has the methods of asterism.engine.contract.Engine that few fake engines need."""
 
     def build_load(self, **counts: float) -> EngineLoad:
         """Build a load with these counts, and zero for all other counts."""
@@ -54,7 +54,7 @@ class FakeEngine:
 class ScriptedEngine(FakeEngine):
     """Implements asterism.engine.contract.Engine.
 
-    `failure_rate` is the probability that a turn fails, and also that it aborts early.
+    `failure_rate` is the probability of a turn's failure, and the probability of its early abort.
     `evictions` is the probability that a load report counts an evicted token during a request.
     """
 
@@ -70,7 +70,7 @@ class ScriptedEngine(FakeEngine):
         oversold: bool = False,
     ) -> None:
         self.version = version
-        self.running: dict[int, int] = {}  # pages by sequence, including max_new_tokens
+        self.running: dict[int, int] = {}  # reserved pages by sequence, with pages for max_new_tokens
         self.cached: OrderedDict[int, int] = OrderedDict()  # pages by idle sequence
         self._random, self._script = random, script
         self._pages = kv_tokens // PAGE_TOKENS
@@ -101,9 +101,9 @@ class ScriptedEngine(FakeEngine):
         return new
 
     def _admit(self, sequence: int, tokens: int) -> None:
-        """Reserve the pages of a request and evict the oldest caches that no longer fit.
+        """Reserve the pages of a request, and evict the oldest caches that no longer fit.
 
-        The running requests alone fit in memory, unless the policy oversells.
+        Running requests without caches fit in memory, unless the policy oversells.
         """
         self.cached.pop(sequence, None)
         self.running[sequence] = self._pages_of(tokens)

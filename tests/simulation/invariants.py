@@ -50,12 +50,12 @@ def messages(events: Sequence[Event]) -> Iterator[msg.AnyMessage]:
 
 
 def select(events: Sequence[Event], *kinds: type[T]) -> list[T]:
-    """Return the messages of these kinds."""
+    """Return the messages of these kinds in the events."""
     return [message for message in messages(events) if isinstance(message, kinds)]
 
 
 def check_each_trajectory_ends_once(world: World) -> None:
-    """In the last launch, each started trajectory ends once; in earlier launches, at most once."""
+    """Check that each started trajectory ends once in the last launch, and at most once in earlier launches."""
     started = [
         [group.first_trajectory_id + place for group in select(events, msg.StartGroup) for place in range(group.size)]
         for events in launches(world, ROLLOUT)
@@ -71,7 +71,7 @@ def check_each_trajectory_ends_once(world: World) -> None:
 
 
 def check_the_counts(world: World) -> None:
-    """Check that the metrics count the trajectories' ends, in a run of one launch.
+    """Check that the metrics of a run with one launch count each end of a trajectory.
 
     If every trajectory of an evaluation fails, a second launch resumes the run.
     """
@@ -92,19 +92,19 @@ def check_the_counts(world: World) -> None:
 
 
 def check_the_steps(world: World) -> None:
-    """Steps are trained in order, each once, and no trajectory is trained on twice."""
+    """Check that each step is trained once and in order, and that no trajectory is trained on twice."""
     steps = list(range(1, world.run.rl.steps + 1))
     assert [batch.step for batch in world.batches] == steps
     written = [line.step for line in world.metrics if line.kind == "step"]
     assert written == [step for step in steps if step in written or step not in world.steps_without_metrics]
     subjects = Counter((line.kind, line.step, line.label) for line in world.metrics)
-    assert set(subjects.values()) <= {1}  # a run that resumes after its last step may have no line
+    assert set(subjects.values()) <= {1}  # lines can be missing if a run resumes after its last step
     rows = Counter(row.trajectory_id for row in world.disk.rows())
     assert not [trajectory for trajectory, count in rows.items() if count > 1]
 
 
 def check_the_links(world: World) -> None:
-    """In each log, the message numbers of each link are consecutive within each session."""
+    """Check that the message numbers of each link are consecutive within each session of each log."""
     if world.faults.echoes:
         return
     for process, log in world.logs.items():
@@ -123,9 +123,9 @@ def check_the_links(world: World) -> None:
 
 
 def replay(world: World, deciders: Mapping[str, Mapping[str, Decider]]) -> Iterator[Decider]:
-    """Replay all events, compare effects, state and refusals with the log, and yield each decider.
+    """Replay all events. Compare effects, state and refusals with the log. Yield the decider after each event.
 
-    The last events before a kill may have no logged decision.
+    The decisions on the last events before a kill can be missing in the log.
     """
     for process, log in world.logs.items():
         for event in log.events:
@@ -137,7 +137,7 @@ def replay(world: World, deciders: Mapping[str, Mapping[str, Decider]]) -> Itera
 
 
 def check_the_replay(world: World) -> None:
-    """A replay repeats all decisions, refusals included, and conserves leases after each event.
+    """Check that a replay repeats all decisions and refusals, and that leases fit their engine after each event.
 
     At the end no trajectory, lease, call or step is open, and the ledger has the current
     incarnation of each engine.
@@ -157,7 +157,7 @@ def check_the_replay(world: World) -> None:
 
 
 def check_the_engines(world: World) -> None:
-    """At the end no engine has a running turn or a cached trajectory."""
+    """Check that no engine has a running turn or a cached trajectory at the end."""
     for name, engine in world.engines.items():
         assert not engine.running, name
         assert not engine.cached, name

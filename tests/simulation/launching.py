@@ -55,7 +55,7 @@ class Launch:
     """One launch of the run."""
 
     def __init__(self, run: RunConfig, bus: Bus, boot: int, begin: StartProcess, fail: Callable[[], None]) -> None:
-        """`fail` ends the launch, as an error of the launcher does."""
+        """`fail` ends the launch as an error of the launcher would."""
         self.bus, self.boot, self._fail = bus, boot, fail
         self.rescheduled: list[msg.CallsRescheduled] = []
         self._finished: asyncio.Future[msg.RunFinished] = asyncio.get_running_loop().create_future()

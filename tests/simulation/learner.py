@@ -1,4 +1,4 @@
-"""A simulation of asterism.engine.learner.learner without a model. Its disk survives restarts."""
+"""Simulates asterism.engine.learner.learner without a model. The learner's disk survives restarts."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,11 +22,11 @@ class Disk(msgspec.Struct):
 
     checkpoints: set[int] = set()
     journal: dict[int, bytes] = {}  # frames of batches, by step
-    groups: BatchAssembler = msgspec.field(default_factory=BatchAssembler)  # the files of accepted groups
+    groups: BatchAssembler = msgspec.field(default_factory=BatchAssembler)  # files of accepted groups
     batches: list[CompleteBatch] = []  # all trained batches, ordered by first training
 
     def trained(self, batch: CompleteBatch) -> None:
-        """Record a trained batch; a repeated step must have the same rows."""
+        """Record a trained batch. A repeated step must have the same rows."""
         steps = {each.step: each for each in self.batches}
         if batch.step in steps:
             assert steps[batch.step] == batch, f"step {batch.step} is made again with other rows"
@@ -34,7 +34,7 @@ class Disk(msgspec.Struct):
             self.batches.append(batch)
 
     def go_back_to(self, step: int) -> None:
-        """Delete all data after a step, like asterism.actors.launch.launcher."""
+        """Delete all data of later steps, as asterism.actors.launch.launcher does."""
         self.journal.clear()
         self.groups = BatchAssembler()
         self.checkpoints = {each for each in self.checkpoints if each <= step}

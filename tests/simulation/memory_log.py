@@ -1,6 +1,6 @@
 """An in-memory event log under the virtual clock.
 
-Commits follow appends after a random delay; a kill loses all uncommitted records.
+Records are committed after a random delay. A kill loses all uncommitted records.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ class CommittedLog:
         self.decisions: dict[int, Decision] = {}
 
     def find_epoch_start(self, epoch: int) -> int | None:
-        """Find the start of an epoch, as asterism.bus.event_log.reader.find_epoch_start."""
+        """Find the start of an epoch, as asterism.bus.event_log.reader.find_epoch_start does."""
         numbers = (event.seq for event in self.events if event.kind == "RunStarted" and event.epoch == epoch)
         return next(numbers, None)
 
@@ -78,7 +78,7 @@ class MemoryLog:
             self._loop.call_later(self._random.expovariate(_COMMITS_PER_S), self._commit)
 
     def _commit(self) -> None:
-        """Commit all pending records, sometimes without the last decision; schedule `on_commit`."""
+        """Commit all pending records, but sometimes not the last decision. Schedule `on_commit`."""
         if self._dead:
             return
         records, self._pending = self._pending, []
@@ -94,6 +94,6 @@ class MemoryLog:
         self._loop.call_later(self._random.expovariate(10 * _COMMITS_PER_S), self._notify, len(self._kept.events))
 
     def _notify(self, seq: int) -> None:
-        if not self._dead and seq > self._notified:  # notify each commit once
+        if not self._dead and seq > self._notified:  # `on_commit` is called once for each commit
             self._notified = seq
             self.on_commit(seq)

@@ -2,8 +2,8 @@
 
 A connection carries the packets of one lane of a process to another process, in order, and
 returns the acknowledgements, in order. A break loses all packets and acknowledgements in
-transit. Packets and acknowledgements may arrive a second time, out of order. A partition
-between two processes drops all traffic, and so does a dead receiver.
+transit. Packets and acknowledgements can arrive a second time, out of order. A partition
+between two processes drops all traffic between them. A dead receiver drops all traffic to it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from asterism.bus.lanes import Lane
 from asterism.bus.transport.packets import Ack, Packet
 from asterism.bus.transport.reliable_transport import LinkLimits, ReliableTransport
 
-_APART_S = 1e-9  # gap between packets: the loop does not order timers with equal times
+_APART_S = 1e-9  # seconds between packets: the loop does not order timers with equal times
 _WAITING = 4  # limit of unread packets per connection
-_PER_S = 200.0  # inverse of the mean delay
+_PER_S = 200.0  # 1 / mean delay in seconds
 
 
 class NetworkFaults(msgspec.Struct, frozen=True):
     lags: float = 0.0  # share of packets and acknowledgements with 1 s extra delay
     breaks: float = 0.0  # share of packets that break their connection
     repeats: float = 0.0  # share of packets and acknowledgements that arrive twice
-    echoes: float = 0.0  # share of frames to DETECTS_DUPLICATES that are duplicated behind the link
+    echoes: float = 0.0  # share of frames to DETECTS_DUPLICATES that the inbox delivers twice
 
 
-DETECTS_DUPLICATES = ("head", "rollout-", "generator-")  # not executors, the learner and the launcher
+DETECTS_DUPLICATES = ("head", "rollout-", "generator-")  # executors, learner and launcher do not detect duplicates
 ECHO_WITHIN_S = 30.0
 
 
@@ -64,20 +64,20 @@ class Network:
         self.random, self.faults, self.limits = random, faults, limits
         self.members: dict[str, SimulatedWire] = {}  # the live processes
         self.happened: Counter[str] = Counter()
-        self.received: dict[tuple[str, int], list[tuple[float, Delivery]]] = {}  # keys: process and session
+        self.received: dict[tuple[str, int], list[tuple[float, Delivery]]] = {}  # by process and session
         self._partitions: dict[frozenset[str], float] = {}  # end of each partition
 
     def join(self, process: str, session: int) -> Bus:
         received = self.received[process, session] = []
         inbox = CheckedInbox(self.limits.window_messages, received)
         links = ReliableTransport(process, session, inbox, self.limits)
-        links.first_epoch = compute_link_epoch(session // compute_link_epoch(1))  # like a launcher's address book
+        links.first_epoch = compute_link_epoch(session // compute_link_epoch(1))  # as the launcher's address book does
         links.wire = self.members[process] = wire = SimulatedWire(self, links)
         inbox.on_drained = wire.read
         return Bus(process, inbox, links)
 
     def kill(self, process: str) -> None:
-        """Drop all later messages of a process."""
+        """Drop all later messages from and to a process."""
         self.members.pop(process).dead = True
         for member in self.members.values():
             member.resume(process)
@@ -123,7 +123,7 @@ class SimulatedWire:
         return connection.carry(packet)
 
     def resume(self, process: str) -> None:
-        """Resume refused connections to a killed process."""
+        """Resume connections that a process, now killed, had refused."""
         for (to, _), connection in self._connections.items():
             if to == process:
                 connection.resume()

@@ -1,8 +1,8 @@
 """`python -m tests.simulation.nightly [SEEDS] [--first N] [--kind faults]`: run many seeds.
 
-`faults` simulates faults of every kind (tests.simulation.campaign), `repeats` engine losses and duplicate messages
-(tests.simulation.test_faults), and `tasks` three tasks under faults of every kind (tests.simulation.test_tasks). For
-each run that breaks an invariant, the output has the seed, the history and the error; the exit code is then 1.
+`faults` simulates faults of every kind (tests.simulation.campaign), `repeats` simulates engine losses and duplicate
+messages (tests.simulation.test_faults), and `tasks` simulates three tasks under faults of every kind
+(tests.simulation.test_tasks). A run that breaks an invariant is printed with seed, history and error; exit code 1.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _AT_ONCE = 20  # seeds per task of a worker process
 
 
 def failure_of(world: World) -> str:
-    """Return the traceback of a failed run, or an empty string."""
+    """Play the run. Return the traceback of its failure, or an empty string."""
     try:
         campaign.play(world)
     except Exception:
@@ -36,9 +36,9 @@ def failure_of(world: World) -> str:
 
 
 class Played(NamedTuple):
-    """The result of one task."""
+    """The result of one task of a worker process."""
 
-    failures: list[tuple[int, str]]  # seed; history and error
+    failures: list[tuple[int, str]]  # seed, and history with the error
     deaths: Counter[str]
     num_events: int
 

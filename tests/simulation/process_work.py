@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 async def run_process(world: World, incarnation: Incarnation) -> None:
-    """Run until the process ends or its task is cancelled."""
+    """Run the process until it ends or its task is cancelled."""
     if incarnation.name in (HEAD, ROLLOUT):
         await _run_deciders(world, incarnation)
     elif incarnation.name == LEARNER:
@@ -122,7 +122,7 @@ async def _run_learner(world: World, incarnation: Incarnation) -> None:
 
 
 def _check_loan(world: World) -> None:
-    """Check that the learner holds a granted loan and each sleeping engine is released."""
+    """Check that the learner has borrowed the GPU memory, and that each sleeping engine has released its memory."""
     recipe = world.current_deciders[HEAD]["recipe"]
     assert isinstance(recipe, Recipe)
     loan = recipe.state.open_handover

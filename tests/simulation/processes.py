@@ -1,4 +1,4 @@
-"""Fakes for a launcher: child processes, which exit at a call of `end`, and a display."""
+"""Fakes for tests of the launcher: a display, and child processes that exit when `end` is called."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from asterism.configs.run_folder import RunFolder
 
 
 class SimulatedProcess:
-    """A fake of the used part of asyncio.subprocess.Process."""
+    """A fake asyncio.subprocess.Process with the attributes that the product uses."""
 
     def __init__(self) -> None:
         self.returncode: int | None = None
@@ -29,7 +29,7 @@ class SimulatedProcess:
 
 
 class SimulatedStart(NamedTuple):
-    time: float  # time of the event loop
+    time: float  # seconds on the clock of the event loop
     name: str
     argv: Sequence[str]
     environment: Mapping[str, str]
@@ -42,7 +42,7 @@ class SimulatedChildren(ChildProcesses):
         super().__init__(RunFolder(outputs))
         self._outputs = outputs
         self.started: list[SimulatedStart] = []
-        self.processes: dict[str, SimulatedProcess] = {}  # the latest incarnations
+        self.processes: dict[str, SimulatedProcess] = {}  # latest incarnation by process name
 
     async def spawn(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> ChildProcess:
         self.started.append(SimulatedStart(asyncio.get_running_loop().time(), name, argv, environment))

@@ -1,4 +1,4 @@
-"""A sandbox under a virtual clock. The output of a cell is its number in the notebook."""
+"""A sandbox under a virtual clock. The output of a cell is the cell's number in its notebook."""
 
 import asyncio
 from collections import defaultdict
@@ -11,7 +11,7 @@ from asterism.sandbox.contract import CodeResult, Grade, Isolation, SandboxFailu
 
 
 class NotebookSandbox:
-    """A fake asterism.sandbox.contract.Sandbox; `failure_rate` is the failure probability of calls and gradings."""
+    """A fake asterism.sandbox.contract.Sandbox. Calls and gradings fail with the probability `failure_rate`."""
 
     def __init__(self, random: Random, failure_rate: float) -> None:
         self._random, self._failure_rate = random, failure_rate

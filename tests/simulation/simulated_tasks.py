@@ -1,4 +1,4 @@
-"""The host processes of tasks under a virtual clock. A result of an instance is the number of its call."""
+"""The host processes of tasks under a virtual clock. The result of a call is its number in the instance."""
 
 import asyncio
 from collections import defaultdict
@@ -13,12 +13,12 @@ from asterism.tasks.hosting.task_services import TaskServices
 
 
 class SimulatedTasks(TaskServices):
-    """Fake host processes. `failure_rate` is the failure probability of calls and scores."""
+    """Fake host processes. Calls and scores fail with the probability `failure_rate`."""
 
     def __init__(self, random: Random, failure_rate: float, descriptions: TaskDescriptions) -> None:
         super().__init__({}, {})
         self._random, self._failure_rate, self._descriptions = random, failure_rate, descriptions
-        self._instances: dict[int, int | None] = {}  # number of calls by trajectory; None: lost
+        self._instances: dict[int, int | None] = {}  # number of calls by trajectory; None if the instance is lost
         self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def call(self, request: msg.EnvironmentCalled) -> CallResult:
@@ -33,7 +33,7 @@ class SimulatedTasks(TaskServices):
         return msg.Observation("opened")
 
     def _advance(self, request: msg.EnvironmentCalled) -> msg.EnvironmentOutcome:
-        count = self._instances[request.trajectory_id]  # KeyError: a call before the opening
+        count = self._instances[request.trajectory_id]  # a call before the opening is a KeyError
         if count is None:
             raise HostFailure("the process that had the instance died")
         self._instances[request.trajectory_id] = count + 1

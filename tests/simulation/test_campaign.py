@@ -26,7 +26,7 @@ def played(seed: int) -> World:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_counts_add_up_under_all_faults(seed: int) -> None:
-    """`play` checks all of tests.simulation.invariants."""
+    """`play` checks all invariants of tests.simulation.invariants."""
     assert played(seed).batches
 
 

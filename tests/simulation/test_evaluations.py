@@ -1,4 +1,4 @@
-"""Whole runs under a virtual clock with evaluations alongside the rollouts."""
+"""Whole runs under a virtual clock, with evaluations during the rollouts."""
 
 from collections.abc import Iterator
 
@@ -34,7 +34,7 @@ def list_evaluations(world: World, label: str) -> list[msg.EvaluationFinished]:
 
 
 def iter_answers(world: World) -> Iterator[tuple[msg.StartGroup, msg.TrajectoryFinished]]:
-    """Yield the evaluations' trajectories of the last launch."""
+    """Yield the evaluation groups of the last launch with their finished trajectories."""
     started = select(launches(world, ROLLOUT)[-1], msg.StartGroup)
     groups = {each.group_id: each for each in started if each.purpose == "evaluate"}
     for each in select(launches(world, HEAD)[-1], msg.TrajectoryFinished):
@@ -74,7 +74,7 @@ def test_each_due_version_is_evaluated_once_with_only_its_own_weights(
 
 @pytest.mark.slow
 def test_rollouts_do_not_wait_for_an_evaluation() -> None:
-    """The step after an evaluated version is requested with the evaluation, and collects trajectories during it."""
+    """The next training step is requested right after the evaluation is requested."""
     world = simulate(RUN, 1)
     (launch,) = launches(world, HEAD)
     received = [event for event in launch if event.actor == "buffer"]

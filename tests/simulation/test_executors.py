@@ -26,8 +26,8 @@ RUN = replace_keys(
         **{"engine.kv_tokens": 65_536, "engine.num_engines": 1, "sandbox.executors": 3},
     },
 )
-KILLS = 0.3  # kills per executor and second: calls of 4 s rarely finish
-LAGS = 0.05  # an answer may arrive after the loss of its executor
+KILLS = 0.3  # kills per second for each executor; calls of 4 s rarely finish
+LAGS = 0.05  # some answers arrive after the loss of their executor
 COVERING_SEEDS = (3, 6)  # together, these seeds cover all tested faults
 SEEDS = select_seeds(80, fast=COVERING_SEEDS[:1], per_change=8)
 
@@ -58,7 +58,7 @@ def test_no_call_is_answered_twice_and_late_answers_are_accepted(seed: int) -> N
     world = live(seed)
     assert not any(decision.is_refused for decision in world.logs[ROLLOUT].decisions.values())
     num_taken = 0
-    for events in launches(world, ROLLOUT):  # more than one if all trajectories of an evaluation fail
+    for events in launches(world, ROLLOUT):  # there are several launches if all trajectories of an evaluation fail
         rollout, taken, _ = replay_answers(world, events)
         assert set(taken.values()) <= {1}
         num_taken += len(taken)
@@ -69,7 +69,7 @@ def test_no_call_is_answered_twice_and_late_answers_are_accepted(seed: int) -> N
 
 
 def replay_answers(world: World, events: Sequence[Event]) -> tuple[Rollout, Counter[tuple[int, int]], int]:
-    """Return the state after a launch, the number of answers to each call, and the number of late answers.
+    """Replay a launch. Return the final state, the number of answers by call, and the number of late answers.
 
     Late answers must have no effect.
     """
@@ -113,7 +113,7 @@ def test_the_seeds_cover_the_tested_faults() -> None:
 
 
 @pytest.mark.slow
-def test_without_kills_no_trajectory_is_lost_and_the_load_is_shared() -> None:
+def test_executors_share_the_load_and_lose_no_trajectory_without_kills() -> None:
     share: Counter[str] = Counter()
     for seed in (1, 2):
         world = World(RUN, seed, failure_rate=0.0).play()

@@ -18,7 +18,7 @@ from tests.simulation.world import Faults, World
 RUN = replace_keys(
     SMALL,
     {
-        **{"engine.kv_tokens": 1024, "engine.num_engines": 3},  # room for two of 48 trajectories
+        **{"engine.kv_tokens": 1024, "engine.num_engines": 3},  # room for two of 48 trajectories per engine
         **{"dialogue.max_calls_per_turn": 2, "rl.steps": 2, "rl.prompts": 3, "evaluation.questions": 2},
     },
 )
@@ -32,7 +32,7 @@ RL = (
 )
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 FAULTS = Faults(engine_deaths=0.1, echoes=0.05, lags=0.05, evictions=0.1)
-# Each policy has a fifth of the seeds. In seed 241 a restarted engine receives the weights sent to its predecessor.
+# Policies take turns by seed. In seed 241 a restarted engine receives weights that were sent to its predecessor.
 SEEDS = select_seeds(200, fast=(0, 1, 241), per_change=23)
 
 

@@ -39,15 +39,15 @@ def test_a_run_keeps_all_invariants_and_refuses_nothing(seed: int, failure_rate:
 
 
 @pytest.mark.slow
-def test_a_log_of_two_incarnations_is_replayed_as_two_incarnations() -> None:
-    """After a resume, the second incarnation begins with RunStarted and without earlier state."""
+def test_the_replay_of_a_second_incarnation_starts_without_earlier_state() -> None:
+    """The log begins again with RunStarted after a resume; the replay must then start without earlier state."""
     deciders = live(1, 0.1).deciders()
     for _ in range(2):
         assert len(list(replay(live(1, 0.1), deciders))) > 0
 
 
 def test_a_slow_tool_call_delays_no_other_trajectory() -> None:
-    """With tool calls of up to 4 s, 16 trajectories take about as long as the slowest one."""
+    """With tool calls of up to 4 s, 16 trajectories together take about as long as the slowest trajectory."""
     changes = {"rl.steps": 1, "rl.max_refill_groups": 0, "evaluation.questions": 0}
     run = replace_keys(SMALL, {**changes, "engine.kv_tokens": 65_536, "engine.num_engines": 1})
     world = World(run, 1, failure_rate=0.0).play()

@@ -1,4 +1,4 @@
-"""Whole runs with rollouts ahead of the learner, or with steps that end with the first groups."""
+"""Whole runs in which rollouts are ahead of the learner, or in which a step ends with its first complete groups."""
 
 import asyncio
 from functools import cache
@@ -53,20 +53,20 @@ def test_a_trajectory_continues_over_a_weight_change() -> None:
     assert any(len(versions) > 1 for versions in seen)
 
 
-def test_running_ahead_ends_earlier_than_waiting_for_the_learner() -> None:
+def test_a_run_ahead_of_the_learner_ends_earlier_than_a_synchronous_run() -> None:
     ended = [live(step).logs[HEAD].events[-1].time for step in (AHEAD, SYNCHRONOUS)]
     assert ended[0] < ended[1]
 
 
-def test_the_times_of_steps_that_overlap_add_up_to_the_run() -> None:
+def test_the_times_of_overlapping_steps_add_up_to_the_run() -> None:
     world = live(AHEAD)
     first = next(event.time for event in world.logs[HEAD].events if event.kind == "StepRequested")
     synced = [each for each in world.logs[HEAD].events if (each.kind, each.actor) == ("WeightsSynced", "recorder")]
     summed_s = sum(values["step_s"] for values in lines(world, "step"))
-    assert summed_s == pytest.approx(synced[-1].time - first, abs=0.2)  # delay of messages to two actors
+    assert summed_s == pytest.approx(synced[-1].time - first, abs=0.2)  # messages to two actors have different delays
 
 
-def test_a_step_that_ends_with_the_first_groups_reports_its_shorter_batch() -> None:
+def test_a_step_that_ends_early_reports_its_length_bias() -> None:
     lengths = lines(live(ABORTING), "lengths")
     assert [line["started_trajectories"] >= line["taken_trajectories"] for line in lengths] == [True] * 5
     assert sum(line["aborted_trajectories"] for line in lengths) > 0
@@ -75,7 +75,7 @@ def test_a_step_that_ends_with_the_first_groups_reports_its_shorter_batch() -> N
 
 
 class KilledWorld(World):
-    """A world that kills all processes with the launcher after the metrics and the checkpoint of the second step."""
+    """A world that kills the launcher and all processes when the second step has metrics and a checkpoint."""
 
     async def store_metrics(self, message: AnyMessage) -> None:
         await super().store_metrics(message)

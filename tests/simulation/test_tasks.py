@@ -51,7 +51,7 @@ def live(seed: int) -> World:
 def test_a_moved_instance_continues_its_numbers(seed: int) -> None:
     """All invariants of a run hold, and the numbers in the texts of each trajectory are consecutive.
 
-    A call that is retried runs after the next call of its turn.
+    A retried call runs after the next call of its turn, so the numbers are sorted first.
     """
     world = live(seed)
     finished = select(world.logs[HEAD].events, TrajectoryFinished)
@@ -65,7 +65,7 @@ def test_a_moved_instance_continues_its_numbers(seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
-def test_groups_follow_the_weights_of_the_tasks_and_end_by_task(seed: int) -> None:
+def test_the_trajectories_of_all_tasks_add_up_to_those_of_a_step(seed: int) -> None:
     world = live(seed)
     for step in (line.values for line in world.metrics if line.kind == "step"):
         counted = sum(value for key, value in step.items() if re.fullmatch(r"task \w+: trajectories", key))
@@ -74,7 +74,7 @@ def test_groups_follow_the_weights_of_the_tasks_and_end_by_task(seed: int) -> No
 
 @pytest.mark.slow
 def test_the_seeds_cover_the_tested_faults() -> None:
-    """Instances are restored, and trajectories of dialogues are masked because their instance was lost."""
+    """Some instances are restored, and some trajectories of dialogues fail because their instance is lost."""
     causes: Counter[str] = Counter()
     restored = 0
     for seed in range(12):

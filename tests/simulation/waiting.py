@@ -1,4 +1,4 @@
-"""Descriptions of the pending waits of a simulated run."""
+"""Describes the pending waits of a simulated run."""
 
 from __future__ import annotations
 

@@ -47,20 +47,20 @@ from tests.simulation.process_work import run_process
 from tests.simulation.processes import SimulatedProcess
 from tests.simulation.waiting import describe_waits
 
-FAULTS_END_S = 300.0  # virtual time from the start; all faults end then
-TIMEOUT_S = 600.0  # virtual time; a longer run is a deadlock
-SETTLE_S = 15.0  # virtual time for retransmissions and duplicate frames
+FAULTS_END_S = 300.0  # virtual seconds until all faults end
+TIMEOUT_S = 600.0  # virtual seconds; a longer run counts as a deadlock
+SETTLE_S = 15.0  # virtual seconds for retransmissions and duplicate frames
 _EXECUTOR, _GENERATOR = "executor", "generator"
 
 
 class Faults(NetworkFaults, frozen=True):
-    engine_deaths: float = 0.0  # rate per second and process; the launcher restarts it
+    engine_deaths: float = 0.0  # kills per second for each generator, which the launcher restarts
     executor_deaths: float = 0.0
     learner_deaths: float = 0.0
     decider_deaths: float = 0.0  # probability of a kill per event of head or rollout
     false_starts: float = 0.0  # probability of a kill at the start of an incarnation
-    disasters: float = 0.0  # rate per second: all processes die, half the time with the launcher
-    partitions: float = 0.0  # rate per second: two processes lose their connection for some time
+    disasters: float = 0.0  # kills of all processes per second; half of them include the launcher
+    partitions: float = 0.0  # partitions per second; each disconnects two processes for some time
     evictions: float = 0.0  # probability of an eviction per load report of an engine
 
 
@@ -95,7 +95,7 @@ class World:
         faults: Faults | None = None,
         descriptions: TaskDescriptions | None = None,
     ) -> None:
-        """`failure_rate` is the probability of an infrastructure failure per answer. `descriptions` are by task."""
+        """`failure_rate` is the probability that an answer is an infrastructure failure. `descriptions` are by task."""
         self.descriptions = descriptions or {}
         self.run, self.failure_rate, self.faults = run, failure_rate, faults or Faults()
         self.random = random.Random(seed)
@@ -103,14 +103,14 @@ class World:
         self.launch: Launch
         self.incarnations: dict[str, Incarnation] = {}  # current incarnations by process name
         self.deaths: Counter[str] = Counter()  # number of kills by kind of process
-        self.checked_loans = 0  # number of engines checked during a memory loan
+        self.checked_loans = 0  # number of engines that were checked while the learner used their memory
         self.history: list[str] = []
-        self.settling = False  # no further faults
-        self.first_step = 0  # the current launch resumes after this step
-        self.steps_without_metrics: set[int] = set()  # steps without a metrics line, up to a resume step
+        self.settling = False  # True after the end of the faults
+        self.first_step = 0  # step after which the current launch resumes
+        self.steps_without_metrics: set[int] = set()  # steps before a resume that have no metrics line
         self.logs = {HEAD: CommittedLog(), ROLLOUT: CommittedLog()}
         self.current_deciders: dict[str, Mapping[str, Decider]] = {}  # deciders by process
-        self.engines: dict[str, ScriptedEngine] = {}  # engines by generator, current incarnations only
+        self.engines: dict[str, ScriptedEngine] = {}  # engines of current incarnations, by generator
         self.disk = Disk()
         self.metrics: list[msg.MetricsRecorded] = []
         self.rescheduled: list[msg.CallsRescheduled] = []
@@ -222,14 +222,14 @@ class World:
     def _check_idle(self) -> None:
         """Check that no live process has unacknowledged or unread messages.
 
-        Messages for a dead executor may remain until its restart.
+        Messages to a dead executor can remain until its restart.
         """
         dead = {
             name for name, each in self.incarnations.items() if each.bus is None or each.process.returncode is not None
         }
         for incarnation in self.incarnations.values():
             if incarnation.name in dead or incarnation.bus is None:
-                assert incarnation.name.startswith(_EXECUTOR)  # long restart backoff
+                assert incarnation.name.startswith(_EXECUTOR)  # only executors have a long restart backoff
                 continue
             held = {peer: count for peer, count in incarnation.bus.unacknowledged.items() if peer not in dead}
             assert not held, f"{incarnation.name} has unacknowledged frames: {held}; {describe_waits(self)}"
@@ -299,7 +299,7 @@ class World:
     def kill_at_random(self, incarnation: Incarnation) -> None:
         """Schedule a kill of a decider process at random.
 
-        The kill falls before the log write of the last events, before its confirmation, or later.
+        The kill comes before the last events are written to the log, before the write is confirmed, or later.
         """
         if self.faults.decider_deaths and self.random.random() < self.faults.decider_deaths:
             after_s = self.random.expovariate(self.random.choice([50.0, 1000.0]))

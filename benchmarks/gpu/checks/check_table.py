@@ -27,7 +27,7 @@ Check = Callable[[torch.device], Iterator[Measured]]
 
 
 def list_checks(*, is_quick: bool) -> dict[str, Check]:
-    """Return all checks by name. `is_quick`: with a small vocabulary of the output matrix."""
+    """Return all checks by name. With `is_quick`, the output matrix has a small vocabulary."""
     architectures: dict[str, Check] = {}
     for name in ARCHITECTURES:
         architectures[f"float32_{name}"] = partial(check_float32, name)
@@ -51,7 +51,7 @@ def list_checks(*, is_quick: bool) -> dict[str, Check]:
 
 
 def prepare_device(device: torch.device) -> None:
-    """Let float32 products keep all 24 bits, without TF32."""
+    """Turn TF32 off, so that float32 products keep all 24 bits."""
     torch.set_float32_matmul_precision("highest")
     if device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = False

@@ -26,7 +26,7 @@ from benchmarks.gpu.weight_engine import make_sharing, running_engine
 _MEMORY = Path("/dev/shm")
 _PROMPT_LENGTHS = (5, 200, 17, 64, 131)
 _NEW_TOKENS = 40
-_LOGPROB_LIMIT = 1e-4  # float32; a CPU differs by 0, because its kernels do not depend on the batch
+_LOGPROB_LIMIT = 1e-4  # in float32; the difference is 0 on a CPU, because its kernels do not depend on the batch
 
 
 def check_graphs(device: torch.device) -> Iterator[Measured]:
@@ -35,7 +35,7 @@ def check_graphs(device: torch.device) -> Iterator[Measured]:
 
 
 def check_prefill(device: torch.device) -> Iterator[Measured]:
-    """Compare greedy tokens after prompts in chunks of 16 tokens, and after whole prompts."""
+    """Compare greedy tokens after a prefill in chunks of 16 tokens with greedy tokens after a whole prefill."""
     return _compare(_generate(device, prefill_tokens=16), _generate(device, prefill_tokens=1024))
 
 
@@ -87,7 +87,7 @@ def check_published_weights(device: torch.device) -> Iterator[Measured]:
 
 
 def check_shared_weights(device: torch.device) -> Iterator[Measured]:
-    """Check the same for an engine in another process that maps the learner's memory: on a GPU, or in a file."""
+    """Compare the weights of an engine in another process. It maps memory of the learner's GPU, or a file on a CPU."""
     config = build_small_config()
     model = build_small_model(config).to(device)
     with tempfile.TemporaryDirectory(dir=_MEMORY) as name, running_engine(config, device, Path(name)) as engine:

@@ -12,16 +12,16 @@ from asterism.policies.losses.token_scores import EAGER_KERNELS, compute_token_s
 from benchmarks.gpu.checks.measured import FLOAT32_LIMIT, Measured, compute_relative_error
 
 _LENGTHS = (300, 1, 64, 700)  # lengths of packed sequences
-_BFLOAT16_LIMIT = 2e-2  # relative error of a single kernel; a CPU reaches 0.003, and 0.009 with 150,000 logits
+_BFLOAT16_LIMIT = 2e-2  # relative error of one kernel; a CPU has up to 0.003, and up to 0.009 with 150,000 logits
 _HEADS, _KV_HEADS, _HEAD_DIM = 8, 2, 128
 # Mean error of a log probability. Logits in bfloat16 would have an error of 0.0015; float32 logits have 1e-6.
 _LOGPROB_LIMIT = 1e-5
 _TEMPERATURE = 0.7
-_BLOCK_TOKENS = 250  # tokens that have float64 logits at the same time, for exact scores
+_BLOCK_TOKENS = 250  # tokens per block of the exact scores, which bounds the memory of float64 logits
 
 
 def check_segments(device: torch.device) -> Iterator[Measured]:
-    """Check bfloat16 attention, for which GPUs have one kernel for all sequences, against float32 per sequence."""
+    """Compare bfloat16 attention of packed sequences with float32 attention of each sequence."""
     draws = torch.Generator(device).manual_seed(0)
     shapes = [(sum(_LENGTHS), heads, _HEAD_DIM) for heads in (_HEADS, _KV_HEADS, _KV_HEADS)]
     given = [torch.randn(shape, device=device, generator=draws).to(torch.bfloat16) for shape in shapes]
@@ -43,7 +43,7 @@ def check_segments(device: torch.device) -> Iterator[Measured]:
 
 
 def check_head(device: torch.device, dtype: torch.dtype, *, is_quick: bool) -> Iterator[Measured]:
-    """Compare the head with float64. The large vocabulary needs several chunks, and on a GPU two groups of chunks."""
+    """Compare scores and gradients with float64. The large vocabulary needs several chunks, and on a GPU two groups."""
     tokens = 3700 if device.type == "cuda" else 700
     tokens, width, vocabulary = (200, 128, 2000) if is_quick else (tokens, 256, 151_936)
     draws = torch.Generator(device).manual_seed(0)

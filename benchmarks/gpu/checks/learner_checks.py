@@ -33,14 +33,14 @@ from benchmarks.gpu.checks.measured import FLOAT32_LIMIT, Measured, compute_rela
 from benchmarks.gpu.checks.model_checks import VOCABULARY, build_small_config, build_small_model, write_small_checkpoint
 
 _LENGTHS = (200, 3, 57, 120, 31, 90)
-# Adam divides by the size of the gradient, so a gradient of almost 0 moves its weight by the sign of rounding. Measured on
-# a CPU: float32 differs from float64 by 1.1e-4.
+# AdamW divides by the size of the gradient, so a gradient of almost 0 changes its weight by the sign of its rounding
+# error. Measured on a CPU: float32 differs from float64 by 1.1e-4.
 _CHANGE_LIMIT = 2e-3
 _COLD_START_LIMIT = 1e-2  # relative error of losses and norms in bfloat16; a CPU reaches 4e-4
 
 
 def make_run(device: torch.device, stage: str, **learner: Any) -> RunConfig:
-    """Make a run of few steps with a high learning rate, and micro batches that each hold some of the sequences."""
+    """Make a run of few steps with a high learning rate and several micro batches per step."""
     settings: dict[str, Any] = {"optimizer.lr": 1e-3, "optimizer.warmup_steps": 0, "memory.micro_batch_tokens": 256}
     settings |= {"device": "cuda" if device.type == "cuda" else "cpu", "loss.mismatch_limit": 0.0}
     settings |= {"loss.old_logprobs": "engine", "loss.correction": "none"}
@@ -57,7 +57,7 @@ def make_run(device: torch.device, stage: str, **learner: Any) -> RunConfig:
 
 @contextmanager
 def training(run: RunConfig) -> Generator[tuple[Trainer, RankGroup]]:
-    """Yield a trainer of the small model and its ranks, joined and loaded as by the learner."""
+    """Yield a trainer of the small model, and its ranks. They join and load the model as in the learner."""
     ranks = join_ranks(run.learner)
     try:
         with tempfile.TemporaryDirectory() as name:
@@ -82,7 +82,7 @@ def make_sequences() -> list[TrainingSequence]:
 
 
 def check_trainer_step(device: torch.device) -> Iterator[Measured]:
-    """Compare a GRPO step in float32 with the CPU's, with eager layers and on a GPU also with compiled layers.
+    """Compare a GRPO step in float32 with the same step on the CPU: eager layers, and on a GPU also compiled layers.
 
     With two minibatches, the second gradient depends on the first update.
     """
@@ -96,7 +96,7 @@ def check_trainer_step(device: torch.device) -> Iterator[Measured]:
 
 
 def _run_rl_step(device: torch.device, *, is_compiled: bool) -> tuple[dict[str, float], Tensor]:
-    """Return the metrics, and the change of all weights."""
+    """Return the metrics of the step, and the change of all weights."""
     with training(make_run(device, "rl", minibatches=2, compile=is_compiled)) as (trainer, _):
         before = _flatten(gather_full_parameters(trainer.model).values())
         metrics = trainer.run_rl_step(make_sequences())
@@ -108,7 +108,7 @@ def _flatten(tensors: Any) -> Tensor:
 
 
 def check_cold_start(device: torch.device) -> Iterator[Measured]:
-    """Compare bfloat16 steps with float32 on the CPU: a rank without units, and FSDP units in the learner's group."""
+    """Compare bfloat16 steps with float32 steps on the CPU: a rank without FSDP units, then a rank with FSDP units."""
     expected = _run_sft_steps(make_run(torch.device("cpu"), "sft"))
     for kind, offload in (("whole", "none"), ("sharded", "optimizer")):
         found = _run_sft_steps(make_run(device, "sft", dtype="bfloat16", **{"memory.offload": offload}))
@@ -124,7 +124,7 @@ def _run_sft_steps(run: RunConfig) -> list[dict[str, float]]:
 
 
 def check_offload(device: torch.device) -> Iterator[Measured]:
-    """Check weights and moments that move to main memory and back, between two steps in bfloat16."""
+    """Check that weights and moments keep their bits while they are in main memory between two steps in bfloat16."""
     run = make_run(device, "rl", dtype="bfloat16", compile=False, **{"memory.offload": "between_steps"})
     with training(run) as (trainer, ranks):
         trainer.run_rl_step(make_sequences())
@@ -141,12 +141,12 @@ def check_offload(device: torch.device) -> Iterator[Measured]:
 
 
 def _on_device(state: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Select the tensors on the device; AdamW keeps the numbers of steps in main memory."""
+    """Select the tensors on the device. AdamW keeps its step counts in main memory."""
     return [each for each in state if each.device.type == device.type]
 
 
 def check_collectives(device: torch.device) -> Iterator[Measured]:
-    """Check that the group of a single rank with FSDP units (NCCL on a GPU) adds and maximizes."""
+    """Check sum and maximum in the group of a single rank with FSDP units (NCCL on a GPU)."""
     with training(make_run(device, "rl", dtype="bfloat16", **{"memory.offload": "optimizer"})) as (_, ranks):
         assert ranks.tensor_group is not None
         for name, operation in (("sum", dist.ReduceOp.SUM), ("maximum", dist.ReduceOp.MAX)):
@@ -156,7 +156,7 @@ def check_collectives(device: torch.device) -> Iterator[Measured]:
 
 
 def check_non_finite(device: torch.device) -> Iterator[Measured]:
-    """Check the name of the parameter with a NaN or an infinity: no parameter, the last one, or the first one."""
+    """Check the reported name if no parameter, the last one or the first one has a NaN or an infinity."""
     model, ranks = build_small_model(build_small_config()).to(device), RankGroup(device=device)
     names = [name for name, _ in model.named_parameters()]
     yield Measured("finite weights that have a name", float(find_non_finite_parameter(model, ranks) is not None), 0.0)

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Relative errors of float32 on a device against the CPU. Measured on a CPU: float32 differs from float64 by up to 9e-7
-# (logits) and 2e-6 (gradients). Another order of summation has about the same error; a product in TF32 has 3e-4.
+# Relative error of float32 on a device against the CPU. Measured on a CPU: float32 differs from float64 by up to 9e-7
+# (logits) and 2e-6 (gradients). Another order of summation differs as little; a product in TF32 differs by 3e-4.
 FLOAT32_LIMIT = 1e-4
-# A value in bfloat16 has an error of 0.4 % at most. On a CPU, two layers have 0.014 (logits), 0.025 (gradients).
+# One rounding to bfloat16 has an error of 0.4% at most. On a CPU, two layers have 0.014 (logits) and 0.025 (gradients).
 BFLOAT16_LIMIT = 6e-2
 
 
@@ -20,21 +20,21 @@ class Measured(NamedTuple):
 
     @property
     def has_passed(self) -> bool:
-        """True if the error is within its limit; False for NaN."""
+        """True if the error is within its limit. A NaN fails."""
         return self.error <= self.limit
 
 
 def compute_relative_error(found: Tensor, expected: Tensor, smallest_norm: float = 0.0) -> float:
-    """Return the norm of the difference over the norm of the expected values, at least over `smallest_norm`."""
+    """Return the norm of the difference over the norm of the expected values, or over a larger `smallest_norm`."""
     found, expected = found.detach().to("cpu", torch.float64), expected.detach().to("cpu", torch.float64)
     difference, norm = (found - expected).norm().item(), max(expected.norm().item(), smallest_norm)
     return difference / norm if norm else difference
 
 
 def compute_worst_error(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """Return the largest relative error of a tensor. A small norm is replaced by 1% of the norm of all tensors.
+    """Return the largest error of a tensor, relative to its norm or to 1% of the norm of all tensors if this is larger.
 
-    Some gradients cancel almost completely, such as the gradient of the key bias: their rounding has no meaning.
+    Some gradients, such as that of the key bias, are almost 0: their rounding errors have no meaning.
     """
     whole = torch.stack([each.detach().double().norm().cpu() for each in expected.values()]).norm().item()
     errors = [compute_relative_error(found[name], each, whole / 100) for name, each in expected.items()]

@@ -32,7 +32,7 @@ class Computed(NamedTuple):
 
 
 def build_small_config(architecture: str = "qwen3", experts_per_token: int = 2) -> DecoderConfig:
-    """Build a configuration of two layers; with experts, the second layer has four."""
+    """Build a configuration of two layers. In an architecture with experts, the second layer has four experts."""
     experts = ExpertsConfig(
         num_experts=4, experts_per_token=experts_per_token, expert_size=128, normalizes_weights=True, dense_layers=(0,)
     )
@@ -50,7 +50,7 @@ def build_small_config(architecture: str = "qwen3", experts_per_token: int = 2) 
 
 
 def build_small_model(config: DecoderConfig) -> CausalLM:
-    """Build a float32 model in main memory, with the same weights in each call; biases are not 0, and norms not 1."""
+    """Build a float32 model in main memory, with equal weights in each call. Biases are not 0, and norms are not 1."""
     model = CausalLM(config)
     initialize_weights(model, seed=0, std=_STD)
     draws = torch.Generator().manual_seed(2)

@@ -17,7 +17,7 @@ _BACKWARD = str(Path("torch", "autograd", "graph.py"))  # the frame that calls a
 
 
 class CallSite(NamedTuple):
-    """The innermost function of the project on the stack; empty names without one."""
+    """The innermost function of the project on the stack. Both names are empty if there is none."""
 
     module: str = ""
     function: str = ""  # qualified name
@@ -29,7 +29,7 @@ class CallSite(NamedTuple):
 
 
 class SiteFinder:
-    """Finds call sites. A backward operation belongs to the function that called the forward operation."""
+    """Finds call sites. The site of a backward operation is the function that called the forward operation."""
 
     def __init__(self) -> None:
         self._by_node: dict[int, CallSite] = {}  # keys: sequence numbers of the forward operations' nodes
@@ -45,7 +45,7 @@ class SiteFinder:
 
 
 def _walk_stack() -> tuple[CallSite, bool]:
-    """Return the site, and whether autograd's engine runs below it."""
+    """Return the site, and whether the stack contains autograd's engine."""
     frame, is_backward = sys._getframe(2), False
     while frame is not None:
         filename = frame.f_code.co_filename

@@ -27,7 +27,7 @@ Part = Literal["layers", "attention", "ends", "head", "loss", "gradients", "opti
 # The first matching prefix of "module:function" gives the part.
 _PLACES: tuple[tuple[str, Part], ...] = (
     ("asterism.engine.model.packed_attention:", "attention"),
-    ("asterism.engine.model.causal_lm:Backbone.", "ends"),  # embedding, and the tables of the rotary embedding
+    ("asterism.engine.model.causal_lm:Backbone.", "ends"),  # token embedding, and tables of the rotary embedding
     ("asterism.engine.model.causal_lm:CausalLM.", "ends"),  # the selection of the scored hidden states
     ("asterism.engine.model.rope:apply_rope", "layers"),
     ("asterism.engine.model.rope:", "ends"),
@@ -37,17 +37,17 @@ _PLACES: tuple[tuple[str, Part], ...] = (
     ("asterism.policies.losses.", "loss"),
     ("asterism.engine.learner.loss_reduction:", "loss"),
     ("asterism.engine.learner.trainer:_build_loss_input", "loss"),
-    ("asterism.engine.learner.trainer:Trainer._forward_backward", "gradients"),  # sums over micro batches
+    ("asterism.engine.learner.trainer:Trainer._forward_backward", "gradients"),  # sums of gradients over micro batches
     ("asterism.engine.learner.trainer:Trainer._apply_gradients", "optimizer"),
     ("asterism.engine.learner.optimizers:", "optimizer"),
-    ("asterism.engine.learner.distributed:", "checks"),  # checks of the weights
+    ("asterism.engine.learner.distributed:", "checks"),  # checks for non-finite weights
 )
 DEVICE = torch.device("cuda", 0)
 SEQUENCES = 4  # sequences per micro batch
 
 
 class StepCosts(NamedTuple):
-    """Costs of one step after the first steps, which create the optimizer's state and the compiled code."""
+    """Costs of one step after warm-up steps, which create the optimizer's state and the compiled code."""
 
     parts: dict[Part, KernelCount]
     updates: int
@@ -55,7 +55,7 @@ class StepCosts(NamedTuple):
     syncs: list[Sync]
     copies: list[Copy]
     mixed: list[MixedDevices]
-    peak_bytes: int  # peak of live CUDA tensors
+    peak_bytes: int  # highest bytes of live CUDA tensors
     peak_place: str
 
     @property
@@ -126,7 +126,7 @@ def find_part(module: str, function: str) -> Part:
 
 
 def divide_by_part(counts: Mapping[tuple[str, str], KernelCount]) -> dict[Part, KernelCount]:
-    """Sum `counts` into parts. The keys are module and function."""
+    """Sum the counts of each part. The keys of `counts` are module and function."""
     parts: dict[Part, KernelCount] = {}
     for place, count in counts.items():
         part = find_part(*place)

@@ -1,12 +1,12 @@
-"""Counts the kernels of compiled functions: Inductor's scheduler for CUDA decides which operations one kernel fuses.
+"""Counts the kernels of compiled functions. Inductor's scheduler for CUDA decides which operations share a kernel.
 
-A dispatch mode does not see inside compiled code. Here, Dynamo and AOTAutograd trace a function on fake CUDA tensors, with its
-checkpointing, and divide it into a forward and a backward graph as torch.compile does. Inductor lowers each graph and fuses
-its operations for Triton. Neither a GPU nor Triton is needed, because no code is generated. With Triton, `generate_code` returns
-the code of a graph.
+A dispatch mode misses operations inside compiled code. Dynamo and AOTAutograd therefore trace a function on fake CUDA
+tensors, with its checkpointing, and divide it into a forward and a backward graph as torch.compile does. Inductor lowers
+each graph and fuses its operations for Triton. Neither a GPU nor Triton is needed, because no code is generated. With
+Triton, `generate_code` returns the code of a graph.
 
 Differences from torch.compile on a GPU: sizes are static, the passes that match patterns of a whole graph do not run, and
-memory within compiled code is not counted, only its outputs and the tensors that it saves.
+only the outputs and the saved tensors of compiled code count as memory.
 """
 
 # pyright: reportPrivateUsage=false
@@ -37,9 +37,9 @@ from benchmarks.support.fake_cuda.operation_costs import (
 )
 from benchmarks.support.fake_cuda.operation_log import get_active_log
 
-_compile = torch.compile  # the original, which torch_patches.py replaces
+_compile = torch.compile  # the original function, before torch_patches.py replaces it
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
-_CACHED_ROW_BYTES = 128 << 10  # cached bytes of a row: an H100 has 384 KB of second-level cache per multiprocessor
+_CACHED_ROW_BYTES = 128 << 10  # largest cached row; an H100 has 384 KB of L2 cache per multiprocessor
 GraphListener = Callable[[GraphModule, Sequence[Any]], None]
 _listeners: list[GraphListener] = []
 
@@ -62,7 +62,7 @@ class CompiledCount(NamedTuple):
 def count_compiled_part(part: Callable[..., Any], *args: Any, **kwargs: Any) -> CompiledCount:
     """Count the kernels of `part`, compiled for these arguments: fake CUDA tensors, modules on fake CUDA, constants.
 
-    The backward pass starts at all outputs, and is empty if no argument needs a gradient.
+    The backward pass starts at all outputs. Its count is 0 if no argument needs a gradient.
     """
     backend = _CountingBackend(part)
     made = _compile_with(part, backend)(*args, **kwargs)
@@ -73,14 +73,14 @@ def count_compiled_part(part: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 
 
 def compile_for_counts(model: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """Replace torch.compile: a call makes outputs without values, and records the compiled kernels."""
+    """Replace torch.compile. A call of the result makes outputs without values, and records the compiled kernels."""
     if model is None:
         return partial(compile_for_counts, **options)
     return _compile_with(model, _CountingBackend(model))
 
 
 def _compile_with(model: Callable[..., Any], backend: "_CountingBackend") -> Callable[..., Any]:
-    """Compile separately for each shape: symbolic sizes would have the counts of the first shape."""
+    """Compile separately for each shape: with symbolic sizes, all shapes would get the counts of the first one."""
     torch._dynamo.config.recompile_limit = 1000
     torch._dynamo.config.accumulated_recompile_limit = 10_000
     return _compile(model, backend=backend, fullgraph=True, dynamic=False)
@@ -116,7 +116,7 @@ class _CountingBackend:
 
         def run(given: list[Any]) -> list[Any]:
             tensors = list(given)
-            given.clear()  # frees saved tensors
+            given.clear()  # lets the saved tensors be freed
             if log := get_active_log():
                 log.record_kernels(f"compiled {direction}", count, self._site)
             return outputs.make(tensors)
@@ -126,7 +126,7 @@ class _CountingBackend:
 
 
 class _GraphOutputs:
-    """The outputs of a graph: its inputs, or new tensors, which share memory where the graph's outputs do."""
+    """Makes the outputs of a call: inputs, or new tensors. Outputs that share memory in the graph share it here."""
 
     def __init__(self, graph: GraphModule) -> None:
         nodes = list(graph.graph.nodes)
@@ -177,7 +177,7 @@ def _count_flops(node: Node) -> int:
 
 
 def _schedule(graph: GraphModule, inputs: Sequence[Any]) -> list[tuple[bool, int]]:
-    """Return the kernels of a graph: whether each one is a product, and its bytes."""
+    """Return for each kernel of a graph whether it is a product, and its bytes of memory traffic."""
     from torch._inductor.scheduler import NopKernelSchedulerNode
 
     with _lowered(graph, inputs) as lowering:
@@ -190,8 +190,8 @@ def _schedule(graph: GraphModule, inputs: Sequence[Any]) -> list[tuple[bool, int
 def _count_bytes(kernel: Any) -> int:
     """Count the bytes that a kernel reads and writes.
 
-    Inductor counts each whole buffer once. But a kernel reads a row again in each of its loops if the caches cannot hold the
-    row, and a gather reads only the elements that it returns.
+    Inductor counts each whole buffer once. But a gather reads only the elements that it returns, and a kernel reads a
+    row again in each of its loops if the caches cannot hold the row.
     """
     from torch._inductor.virtualized import V
 
@@ -207,12 +207,12 @@ def _count_bytes(kernel: Any) -> int:
 
 
 def _collect_reads(kernel: Any) -> Mapping[str, list[_Read]]:
-    """Collect the reads by buffer. A loop over the rows follows the loops with the reductions that it needs."""
+    """Collect the reads by buffer. A loop that needs the result of a reduction follows the loop with the reduction."""
     from torch._inductor.dependencies import MemoryDep
     from torch._inductor.scheduler import SchedulerNode
     from torch._inductor.virtualized import V
 
-    known: dict[str, int] = {}  # first loop that can use the value, by buffer
+    known: dict[str, int] = {}  # by buffer: number of the first loop that can read the written value
     reads: defaultdict[str, list[_Read]] = defaultdict(list)
     for node in kernel.get_nodes():
         if not isinstance(node, SchedulerNode):
@@ -228,14 +228,14 @@ def _collect_reads(kernel: Any) -> Mapping[str, list[_Read]]:
 
 
 def generate_code(graph: GraphModule, inputs: Sequence[Any]) -> str:
-    """Return the Python code of a graph with its kernels for Triton, which needs an active driver."""
+    """Return a graph's Python code with its Triton kernels. Triton needs an active driver."""
     with _lowered(graph, inputs) as lowering:
         return lowering.codegen()[0].value
 
 
 @contextmanager
 def listening(listener: GraphListener) -> Generator[None]:
-    """Call the listener with each graph that is compiled within the context."""
+    """Call the listener with each graph that is compiled while the context is open."""
     _listeners.append(listener)
     try:
         yield
@@ -245,7 +245,7 @@ def listening(listener: GraphListener) -> Generator[None]:
 
 @contextmanager
 def _lowered(graph: GraphModule, inputs: Sequence[Any]) -> Generator[Any]:
-    """Yield Inductor's GraphLowering, within the handlers that it needs."""
+    """Yield Inductor's GraphLowering of a graph, with the handlers that it needs."""
     from torch._inductor.debug import DebugContext
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
@@ -259,7 +259,7 @@ def _lowered(graph: GraphModule, inputs: Sequence[Any]) -> Generator[Any]:
 
 
 def _is_product(node: Any) -> bool:
-    """Return whether a node is a product. Inductor also calls libraries for operations that it cannot compile."""
+    """Return whether a node is a product of matrices, not another operation that Inductor leaves to a library."""
     return node.is_extern() and "mm" in str(getattr(node.node, "python_kernel_name", ""))
 
 

@@ -1,6 +1,6 @@
 """Builds the C++ part with g++, once per version of torch and of the source, and loads it before torch.
 
-torch reads the registry of CUDA hooks once, so that a later library has no effect.
+torch reads the registry of CUDA hooks only once. A library that is loaded later would have no effect.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ _COMPILER = "g++"
 
 
 def load_stub() -> None:
-    """Load the library. Raises RuntimeError if torch is already imported, or without g++."""
+    """Load the library. Raises RuntimeError if torch is already imported or if g++ is missing."""
     if "torch" in sys.modules:
         raise RuntimeError("fake CUDA must be loaded before torch: start a new process")
     torch_folder = _find_torch()
@@ -28,7 +28,7 @@ def load_stub() -> None:
 
 
 def build_stub() -> Path:
-    """Return the path of the library. The first build takes about 3 s. Processes may build it concurrently."""
+    """Return the path of the library. The first build takes about 3 s. Several processes can build it at once."""
     digest = hashlib.sha256(version("torch").encode() + _SOURCE.read_bytes()).hexdigest()[:16]
     built = _CACHE / f"libfake_cuda_{digest}.so"
     if built.exists():

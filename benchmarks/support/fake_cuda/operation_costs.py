@@ -2,7 +2,7 @@
 
 Bytes count each operand and result once, as if no cache held it. A gather or scatter touches only the rows that it
 selects. Products count 2 FLOPs per multiplication and addition; causal attention counts half of the square. An
-operation on lists of tensors counts as one kernel, although a GPU needs several for long lists.
+operation on lists of tensors counts as one kernel, although a long list needs several kernels on a GPU.
 """
 
 # pyright: reportPrivateUsage=false
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm"}
 # Operations that do not read their first operand.
 _WRITES_FIRST = {"copy_", "_foreach_copy_", "fill_", "zero_", "normal_", "uniform_"}
-# Operations that read or write their first operand only at the selected places.
+# Operations that read or write only the selected elements of their first operand.
 _SELECTED = {
     *("embedding", "gather", "index_select", "index"),
     *("scatter_add_", "scatter_", "index_put_", "index_copy_", "index_add_"),
@@ -40,7 +40,7 @@ class KernelCount(NamedTuple):
     """Counts of one operation, or their sum over many operations."""
 
     kernels: int = 0  # launches; a product or a fused kernel counts as one
-    products: int = 0  # kernels that are matrix products
+    products: int = 0  # kernels that compute matrix products
     pointwise_bytes: int = 0  # bytes of all kernels besides products and attention
     product_bytes: int = 0
     product_flops: int = 0
@@ -57,7 +57,7 @@ class KernelCount(NamedTuple):
 
 def is_on_cuda(value: object) -> bool:
     """Return whether `value` is a CUDA tensor, or the name of a CUDA device."""
-    if isinstance(value, FakeTensor):  # a read of `device` would be an operation
+    if isinstance(value, FakeTensor):  # reading `device` would itself be counted as an operation
         return value.fake_device.type == "cuda"
     if isinstance(value, Tensor):
         return value.is_cuda
@@ -65,7 +65,7 @@ def is_on_cuda(value: object) -> bool:
 
 
 def get_storage_key(tensor: Tensor) -> int:
-    """Return a key that is equal for tensors that share memory, while this memory is alive."""
+    """Return a key of the tensor's memory. Tensors that share memory have equal keys while the memory is alive."""
     return tensor.untyped_storage()._cdata
 
 
@@ -74,7 +74,7 @@ def list_tensors(tree: object) -> list[Tensor]:
 
 
 def count_operation(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: object) -> KernelCount:
-    """Count an operation: nothing for a view, an allocation, or an operation that returns its operand."""
+    """Count an operation. Views, allocations and operations that return their operand count as 0."""
     given, made = list_tensors(args), list_tensors(out)
     base = get_base_name(func)
     if _is_view(func, [*given, *list_tensors(kwargs)], made) or base.startswith(("empty", "new_empty")):
@@ -93,13 +93,13 @@ def get_base_name(func: Any) -> str:
 
 
 def count_product_flops(base: str, args: Sequence[Any], out: Tensor) -> int:
-    """Count 2 * rows * columns * inner, from the result and the left factor."""
+    """Count 2 * rows * columns * inner, from the shapes of the result and of the left factor."""
     left = args[1] if base in ("addmm", "baddbmm") else args[0]
     return 2 * prod(out.shape) * left.shape[-1]
 
 
 def _count_attention_flops(base: str, args: Sequence[Any]) -> float:
-    """Count the causal half. Segments of a row count as if all had the length of the longest segment."""
+    """Count half of the square, as attention is causal. Each segment of a row counts as the longest segment."""
     place, passes = _ATTENTION[base]
     q, k = args[place], args[place + 1]
     if base.startswith("_varlen"):  # [T, H, D]
@@ -117,19 +117,19 @@ def _count_bytes(base: str, args: Sequence[Any], given: Sequence[Tensor], made: 
         return sum(read[len(list_tensors(args[0])) :]) + written
     if base not in _SELECTED:
         return sum(read) + written
-    if base.endswith("_"):  # reads indices and values, and writes as many bytes as the values have
+    if base.endswith("_"):  # reads indices and values, and writes the bytes of the values
         return sum(read[1:]) + max(read[1:], default=0)
     return sum(read[1:]) + 2 * written
 
 
 def count_memory(tensor: Tensor) -> int:
-    """Count the bytes of the different elements: a dimension that expand() made counts as one."""
+    """Count the bytes of the elements in memory. A dimension from expand() counts as size 1."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return prod(size for size, stride in sizes if stride) * tensor.element_size() if tensor.numel() else 0
 
 
 def _list_mutated(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """List the operands that an operation without a result writes, such as an optimizer's update of many parameters."""
+    """List the operands that an operation without a result writes. An example is an update of many parameters."""
     declared = func._schema.arguments
     named = zip((each.name for each in declared), args, strict=False)
     values = dict(named) | dict(kwargs)

@@ -30,7 +30,7 @@ from benchmarks.support.fake_cuda.operation_costs import (
 
 _DEVICE = torch.device("cuda", 0)
 _SCALAR_READS = {"_local_scalar_dense", "is_nonzero", "item", "equal"}
-# Operations with result sizes that depend on values, so that the host waits for the GPU.
+# The host waits for the GPU in these operations, because the size of the result depends on values.
 _SIZE_READS = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"}
 _COPIES = {"_to_copy", "copy_"}
 _BLOCK_BYTES = 512  # torch's allocator rounds up to blocks of this size
@@ -49,7 +49,7 @@ class Copy(NamedTuple):
     direction: Literal["to device", "to host"]
     numel: int
     is_pinned: bool  # whether the host's memory is page-locked
-    is_blocking: bool  # whether the host waits for the stream, also for pinned memory
+    is_blocking: bool  # whether the host waits for the stream, which it can also do for pinned memory
     site: CallSite
 
     @property
@@ -58,16 +58,16 @@ class Copy(NamedTuple):
 
 
 class MixedDevices(NamedTuple):
-    """An operation that a GPU refuses: CPU tensors that are not scalars, together with CUDA tensors."""
+    """An operation that a GPU refuses because it combines CUDA tensors with CPU tensors that are not scalars."""
 
     operation: str
     site: CallSite
 
 
 class LiveMemory:
-    """Bytes of the CUDA tensors that are alive: torch's caching allocator without its fragments.
+    """Bytes of the live CUDA tensors, as in torch's caching allocator without fragments.
 
-    Each storage counts once, from the first operation that returns it to its end.
+    Each storage counts once, from its first appearance in a result until it is freed.
     """
 
     def __init__(self) -> None:
@@ -95,15 +95,15 @@ class LiveMemory:
 
 
 class OperationLog(TorchDispatchMode):
-    """A mode on top of FakeTensorMode, without autograd's own threads: see `running_fake_cuda`."""
+    """A dispatch mode on top of FakeTensorMode that records operations: see `running_fake_cuda`."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # Dynamo's wrapper takes as long as the rest of a call
+        return False  # Dynamo's wrapper would double the time of a call
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        return True  # torch.compile would leave functions uncompiled below this mode
+        return True  # otherwise torch.compile would not compile functions below this mode
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class OperationLog(TorchDispatchMode):
     def clear(self) -> None:
         """Start a new recording. Live memory stays."""
         self.counts = defaultdict[tuple[str, str], KernelCount](KernelCount)  # keys: module and function
-        self.operations = Counter[tuple[str, str]]()  # kernels only; keys: name and place
+        self.operations = Counter[tuple[str, str]]()  # kernels by name and call site
         self.syncs: list[Sync] = []
         self.copies: list[Copy] = []
         self.mixed: list[MixedDevices] = []
@@ -135,7 +135,7 @@ class OperationLog(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is torch.ops.prim.device.default or TracingContext.try_get() is not None:  # torch.compile traces
+        if func is torch.ops.prim.device.default or TracingContext.try_get() is not None:  # torch.compile is tracing
             return func(*args, **kwargs)
         given = list_tensors((args, kwargs))
         if not any(map(is_on_cuda, given)) and not is_on_cuda(kwargs.get("device")):
@@ -155,7 +155,7 @@ class OperationLog(TorchDispatchMode):
             return made
         if base in _SCALAR_READS or base in _SIZE_READS:
             return self._answer(func, base, given[0], site)
-        if torch.is_inference_mode_enabled():  # inference mode passes composite operations
+        if torch.is_inference_mode_enabled():  # in inference mode, composite operations arrive undivided
             with self:
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
@@ -180,7 +180,7 @@ class OperationLog(TorchDispatchMode):
     def _check_devices(
         self, func: Any, base: str, args: Sequence[Any], given: Sequence[Tensor], site: CallSite
     ) -> None:
-        """Record mixed devices, except scalars on the CPU, and the wait of the host for a mask as an index."""
+        """Record mixed devices, unless the CPU tensors are scalars. Record the host's wait if an index is a mask."""
         on_cuda = [is_on_cuda(each) for each in given]
         if any(on_cuda) and any(each.dim() for each, is_there in zip(given, on_cuda, strict=True) if not is_there):
             self.mixed.append(MixedDevices(func.name(), site))
@@ -188,7 +188,7 @@ class OperationLog(TorchDispatchMode):
             self.syncs.append(Sync(f"{base} by a mask", site))
 
     def _copy(self, base: str, args: Sequence[Any], kwargs: Mapping[str, Any], site: CallSite) -> Tensor | None:
-        """Return the result of a copy between host and device; None for any other copy."""
+        """Return the result of a copy between host and device. Return None for any other copy."""
         source = args[1] if base == "copy_" else args[0]
         target: Any = args[0] if base == "copy_" else torch.device(kwargs.get("device") or source.device)
         to_device, from_device = is_on_cuda(target), is_on_cuda(source)
@@ -200,7 +200,7 @@ class OperationLog(TorchDispatchMode):
         else:
             dtype = kwargs.get("dtype") or source.dtype
             made = _make_copy(source, dtype, to_device=to_device)
-            is_pinned = _is_pinned(source) if to_device else asynchronous  # an asynchronous copy has a pinned result
+            is_pinned = _is_pinned(source) if to_device else asynchronous  # asynchronous copies have pinned results
         is_blocking = not asynchronous or not is_pinned
         if source.numel():
             direction = "to device" if to_device else "to host"
@@ -217,7 +217,7 @@ def give_default(dtype: torch.dtype) -> float | int | bool:
 
 
 def _compute_on_host(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], given: Sequence[Tensor]) -> Any:
-    """Compute with values, unless an operand has no values."""
+    """Compute the values on the host, unless an operand has no values."""
     if any(isinstance(each, FakeTensor) for each in given):
         return func(*args, **kwargs)
     with unset_fake_temporarily():
@@ -236,7 +236,7 @@ def _make_copy(source: Tensor, dtype: torch.dtype, *, to_device: bool) -> Tensor
         return torch.full(source.shape, give_default(dtype), dtype=dtype)
 
 
-_active: list[OperationLog] = []  # innermost last
+_active: list[OperationLog] = []  # the innermost context is last
 
 
 def record_host_wait(kind: str) -> None:
@@ -251,7 +251,7 @@ def get_active_log() -> OperationLog | None:
 
 @contextmanager
 def running_fake_cuda() -> Generator[OperationLog]:
-    """Run fake CUDA: tensors on "cuda" have no values while the context is open; the log records their operations.
+    """Run fake CUDA while the context is open: tensors on "cuda" have no values, and the log records their operations.
 
     The process must be started with benchmarks/support/fake_cuda/__main__.py.
     """

@@ -1,11 +1,11 @@
-"""Replaces CUDA functions that a CPU build of torch lacks. The patches stay, so that they need a separate process.
+"""Replaces CUDA functions that a CPU build of torch lacks. The patches are permanent, so they need a separate process.
 
 functions of torch.cuda      raise in a CPU build ("not compiled with CUDA enabled")
 torch.version.cuda           selects Inductor's CUDA code
 scaled_dot_product_attention selects a kernel in compiled code; the patch selects as an H100 does: flash without a
                              mask in 16 bits, memory-efficient otherwise
 rms_norm                     is one kernel on CUDA, which a CPU build decomposes
-tensor, new_tensor           copy to the device below the modes that see operations
+tensor, new_tensor           copy to the device below the modes that record operations
 tolist                       reads a fake tensor value by value, but a CUDA tensor at once
 torch.compile                compiles for a GPU; the patch counts Inductor's kernels (inductor_counts.py)
 """
@@ -78,7 +78,7 @@ class _Event:
 
 
 def _always(value: object) -> Callable[..., Any]:
-    """Return a separate function for each name: Dynamo has a table of the functions of torch.cuda."""
+    """Return a new function with a constant result. Dynamo needs a separate function for each name of torch.cuda."""
     return lambda *_arguments, **_options: value
 
 
@@ -87,13 +87,13 @@ def _synchronize(_device: Any = None) -> None:
 
 
 def patch_torch() -> None:
-    """Patch torch after native_stub.load_stub."""
+    """Patch torch. Call native_stub.load_stub first."""
     replacements: dict[str, Any] = {
         "is_available": _always(True),
         "device_count": _always(1),
         "current_device": _always(0),
         "set_device": _always(None),
-        "_lazy_init": _always(None),  # called by Dynamo, which reads the current stream
+        "_lazy_init": _always(None),  # Dynamo calls this function to read the current stream
         "synchronize": _synchronize,
         "Stream": _Stream,
         "Event": _Event,
@@ -101,9 +101,9 @@ def patch_torch() -> None:
         "stream": _always(nullcontext()),
         "get_device_capability": _always((_GPU.major, _GPU.minor)),
         "get_device_properties": _always(_GPU),
-        "get_rng_state": _always(torch.zeros(16, dtype=torch.uint8)),  # saved by AOTAutograd
+        "get_rng_state": _always(torch.zeros(16, dtype=torch.uint8)),  # AOTAutograd saves this value
         "set_rng_state": _always(None),
-        "is_current_stream_capturing": _always(False),  # called by the fused optimizer
+        "is_current_stream_capturing": _always(False),  # the fused optimizer calls this function
     }
     for name, replacement in replacements.items():
         setattr(torch.cuda, name, replacement)
@@ -120,9 +120,9 @@ def patch_torch() -> None:
 
 
 def _replace_function(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
-    """Replace a function by `replacement`, which also receives the original. Traced code keeps the original function.
+    """Replace a function by `replacement`, which also receives the original. While torch traces, the original runs.
 
-    A TorchFunctionMode would be inactive in the backward pass, where checkpointing recomputes.
+    A TorchFunctionMode would be inactive in the backward pass, in which checkpointing recomputes.
     """
     original = getattr(owner, name)
 
@@ -172,7 +172,7 @@ def _attend(
     if attn_mask is None and q.dtype != torch.float32:
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, False, scale=scale)[0]
     groups = q.shape[1] // k.shape[1]
-    if groups > 1:  # this kernel needs a key head for each query head
+    if groups > 1:  # this kernel needs as many key heads as query heads
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     mask = None if attn_mask is None else attn_mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     attend = torch.ops.aten._scaled_dot_product_efficient_attention
@@ -207,7 +207,7 @@ def _(gradient: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Ten
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
-    ctx.set_materialize_grads(False)  # the inverse roots have no gradient
+    ctx.set_materialize_grads(False)  # the inverse roots are not differentiable
     ctx.save_for_backward(*inputs, output[1])
 
 

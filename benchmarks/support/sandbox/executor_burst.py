@@ -21,17 +21,17 @@ from benchmarks.support.process_usage import list_descendants, read_proportional
 from benchmarks.support.sandbox.executor_process import EXECUTOR
 from benchmarks.support.sandbox.probes import make_numbered_probes
 
-REPORT_CALLS, REPORT_LATENCY_S = 45_000, 0.3  # calls of a training step, and mean seconds of a call, end to end
+REPORT_CALLS, REPORT_LATENCY_S = 45_000, 0.3  # calls per training step, and mean end-to-end seconds of a call
 _CLIENT = ROLLOUT
 _ANSWER_TIMEOUT_S = 60.0  # maximum time between two answers
 
 
 class ExecutorUnresponsive(Exception):
-    """The executor exited or sent no answer within the timeout."""
+    """The executor exited, or it sent no answer within the timeout."""
 
 
 class BurstMemory(msgspec.Struct, frozen=True):
-    """Memory in MiB of the executor, and of its fork servers with their descendants."""
+    """Memory of the executor, and memory of its fork servers with their descendants; in MiB."""
 
     executor: float
     servers: float
@@ -42,15 +42,15 @@ class BurstResult(msgspec.Struct, frozen=True):
     start: BurstMemory  # memory after the first call
     middle: BurstMemory  # memory after half of the answers
     end: BurstMemory
-    ran_ms: list[float]  # time in the sandbox of each answered call, in the order of the answers
-    queued_ms: list[float]  # rest of the time from request to answer, of the same calls
+    ran_ms: list[float]  # time that each answered call runs in the sandbox, in the order of the answers
+    queued_ms: list[float]  # remaining time of the same calls between request and answer
 
 
 def compute_latency_figures(result: BurstResult, cores: int = 1) -> dict[str, float]:
-    """Compute the burst's latencies, and the needs of the report's step (45K calls of 0.3 s) at this rate.
+    """Compute the burst's latencies, and the cores that the report's step (45K calls, 0.3 s each) needs at this rate.
 
-    If all calls of the step arrive at once, the mean wait is half of the time in which the service answers all of them. If
-    they arrive evenly over the step, only their CPU time counts. `cores`: number of cores of the service in the burst.
+    If all calls of the step arrive at once, the mean wait is half of the time that the service needs for all calls. If
+    calls arrive evenly over the step, only their CPU time counts. `cores` is the number of cores of the service.
     """
     figures = result.figures
     rate_per_core = figures.per_s / cores
@@ -68,7 +68,7 @@ def compute_latency_figures(result: BurstResult, cores: int = 1) -> dict[str, fl
 
 
 async def send_burst(backend: str, core: int, calls: int) -> BurstResult:
-    """Send `calls` calls to an executor on `core`. This process keeps its own cores."""
+    """Send `calls` calls to an executor process that runs on `core`. The cores of this process do not change."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         command = [sys.executable, "-m", "benchmarks.support.sandbox.executor_process", backend, str(core), name]
@@ -85,7 +85,7 @@ async def send_burst(backend: str, core: int, calls: int) -> BurstResult:
 
 async def _send_burst(bus: Bus, executor: Process, calls: int) -> BurstResult:
     tally = CallTally()
-    await _send(bus, tally, range(-1, 0))  # the first call's answer shows that the servers run
+    await _send(bus, tally, range(-1, 0))  # wait for the answer to one call: the servers then run
     await _receive(bus, executor, tally, down_to=0)
     servers = await _query_servers(executor)
     start = _measure_memory(executor.pid, servers)
@@ -97,7 +97,7 @@ async def _send_burst(bus: Bus, executor: Process, calls: int) -> BurstResult:
     end = _measure_memory(executor.pid, servers)
     await bus.send(EXECUTOR, Shutdown())
     await executor.wait()
-    while bus.waiting:  # surplus answers
+    while bus.waiting:  # count surplus answers
         await _receive_one(bus, tally)
     return BurstResult(tally.compute_figures(), start, middle, end, times.ran_ms, times.queued_ms)
 
@@ -179,7 +179,7 @@ def _measure_memory(executor: int, servers: list[int]) -> BurstMemory:
 
 
 def run_burst(backend: str, core: int, calls: int) -> BurstResult:
-    """Run the burst, with this process off `core` if it has another core."""
+    """Run the burst. This process leaves `core` if another core is available."""
     before = os.sched_getaffinity(0)
     others = set(range(os.cpu_count() or 1)) - {core}
     os.sched_setaffinity(0, others or before)

@@ -7,7 +7,7 @@ from asterism.bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory, CodeRequ
 from asterism.sandbox.load_test import PRINT, Probe, expect_stdout, make_program_probe, make_program_probes
 
 CELL = "cell"
-# Not pure (asterism.sandbox.inside.call.pure_cells): a fork keeps the state before the cell.
+# This cell is not pure (asterism.sandbox.inside.call.pure_cells), so a fork keeps the state before the cell.
 FORKED_CELL = "forked_cell"
 _CELLS = {CELL: ("1+1", "2\n"), FORKED_CELL: ("import math\nmath.gcd(12, 18)", "6\n")}  # code, output
 
@@ -23,7 +23,7 @@ _MISBEHAVING: tuple[tuple[str, float, str, Callable[[CodeOutcome], bool]], ...] 
         "hog",
         0.02,
         "blocks = []\nwhile True: blocks.append(bytearray(b'x') * (1 << 20))",
-        # The outcome depends on the limit that the program reaches first.
+        # The expected outcome depends on the limit that the program reaches first.
         lambda outcome: isinstance(outcome, CodeOutOfMemory | CodeTimedOut),
     ),
     ("megabyte", 0.01, "print('x' * 1_000_000)", _is_megabyte),
@@ -31,7 +31,7 @@ _MISBEHAVING: tuple[tuple[str, float, str, Callable[[CodeOutcome], bool]], ...] 
 
 
 def make_numbered_probes(trajectories: Iterable[int]) -> Iterator[Probe]:
-    """Make programs that print their number, so that the answer to another call counts as wrong."""
+    """Make programs that print their numbers. An answer that belongs to another call is therefore wrong."""
     for trajectory in trajectories:
         yield make_program_probe(PRINT, trajectory, f"print({trajectory})", expect_stdout(f"{trajectory}\n"))
 
@@ -45,7 +45,7 @@ def make_cell_probes(kind: str, notebooks: Sequence[int], calls: Iterable[int]) 
 
 
 def make_mixed_probes(healthy: int, seed: int = 0) -> list[Probe]:
-    """Make `healthy` prints, with 2% endless loops, 2% memory hogs, 1% megabyte outputs; shuffled."""
+    """Make `healthy` prints, mixed at random with 2% endless loops, 2% memory hogs and 1% outputs of a megabyte."""
     total = round(healthy / 0.95)
     probes = list(make_program_probes(PRINT, range(healthy)))
     for kind, share, code, accepts in _MISBEHAVING:

@@ -1,4 +1,4 @@
-"""A minimal fork server client: a blocking socket and prebuilt frames, without asyncio or queue."""
+"""A minimal client of a fork server, with a blocking socket and prebuilt frames, without asyncio and queues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TIMEOUT_S = 60.0
 
 
 class DirectClient:
-    """A client with its own fork server, on the sandbox's host."""
+    """A client with its own fork server on the same host as the sandbox."""
 
     def __init__(self, launched: LaunchedProcess) -> None:
         self._launched = launched
@@ -70,7 +70,7 @@ class DirectClient:
         return {**fields, "session": None, "cells": 0}
 
     def _read_answers(self) -> list[bytes]:
-        """Read once and return the complete messages; empty for a partial message."""
+        """Read once. Return the complete messages that arrived, which can be none."""
         chunk = self._socket.recv(1 << 18)
         if not chunk:
             raise ConnectionError("the fork server closed its socket")

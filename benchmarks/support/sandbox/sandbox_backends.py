@@ -24,15 +24,15 @@ def build_config(backend: str, core: int, **limits: Any) -> SandboxConfig:
 def create_host(backend: str, config: SandboxConfig) -> Host:
     if backend == "process":
         return LocalHost()
-    from asterism.sandbox.hosts.docker.docker_host import ContainerHost  # other backends need no container client
+    from asterism.sandbox.hosts.docker.docker_host import ContainerHost  # needs the container client
 
     return ContainerHost(config, run="benchmark")
 
 
 class ProcessPerCall:
-    """`subprocess.run` per call, in a virtual environment with the installed packages only.
+    """`subprocess.run` for each call, in a virtual environment without the project's editable install.
 
-    This project's own environment starts more slowly: an editable install adds an import hook.
+    An editable install adds an import hook, which slows the start of an interpreter.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Measurements of one sandbox, one function each, on the core of this process."""
+"""Measures one sandbox with a function for each measurement. The load runs on the core of this process."""
 
 import asyncio
 import time
@@ -39,17 +39,17 @@ _FIRST_NOTEBOOK, _FIRST_STARTED, _FIRST_LIVE = 1_000_000, 2_000_000, 3_000_000  
 
 
 class InvalidAnswers(Exception):
-    """A call without exactly one correct answer; the figures are invalid."""
+    """A call did not get exactly one correct answer, so the figures are invalid."""
 
 
 class SandboxBenchmarkSizes(msgspec.Struct, frozen=True):
     """Sizes of the measurements: seconds of load and numbers of calls."""
 
-    rounds: int  # alternate the compared variants, so that machine drift affects both
-    alone: dict[str, int]  # processes per round
-    rate_s: float  # seconds of a round, for each kind
-    overhead_s: float  # seconds of a round, for each of the two clients
-    in_flight: dict[int, int]  # number in flight -> number of calls
+    rounds: int  # rounds of the compared variants, which alternate so that drift of the machine affects both
+    alone: dict[str, int]  # by program: number of processes per round
+    rate_s: float  # seconds per round for each kind of program
+    overhead_s: float  # seconds per round for each of the two clients
+    in_flight: dict[int, int]  # number of calls in flight -> number of measured calls
     idle_calls: int
     cells_s: float
     session_starts: int
@@ -79,8 +79,8 @@ async def run_load(sandbox: ForkServerSandbox, probes: Iterable[Probe], in_fligh
 
 
 async def measure_gradings(sandbox: ForkServerSandbox, sizes: SandboxBenchmarkSizes) -> dict[str, float]:
-    """Grade answers that math-verify compares, alone and next to answers that take too long; both in a closed loop."""
-    await _grade_honestly(sandbox, 20)  # starts the grader
+    """Grade answers that math-verify compares: first alone, then next to answers that take too long."""
+    await _grade_honestly(sandbox, 20)  # uncounted call that starts the grader
     began = time.perf_counter()
     alone = await _grade_honestly(sandbox, sizes.gradings)
     elapsed_s = time.perf_counter() - began
@@ -125,7 +125,7 @@ async def _grade_bombs(sandbox: ForkServerSandbox, bombs: Iterator[str]) -> None
 async def measure_rates(
     sandbox: ForkServerSandbox, alone: ProcessPerCall, sizes: SandboxBenchmarkSizes
 ) -> dict[str, float]:
-    """Return each kind's call rate and its ratio to a process per call, in alternating rounds."""
+    """Return the call rate of each kind of program and its ratio to the rate of a process per call."""
     figures: dict[str, float] = {}
     for kind in (PRINT, NUMPY, SYMPY):
         alone.measure_seconds(CODE[kind], PRINTED[kind], 1)
@@ -159,7 +159,7 @@ async def measure_latencies(sandbox: ForkServerSandbox, sizes: SandboxBenchmarkS
 async def measure_overhead(
     sandbox: ForkServerSandbox, direct: DirectClient, sizes: SandboxBenchmarkSizes, in_flight: int
 ) -> dict[str, float]:
-    """Return the sandbox's time per call over the bare client's, minus one."""
+    """Return the overhead: the sandbox's time per call over the bare client's time per call, minus one."""
     through_s: list[float] = []
     direct_s: list[float] = []
     latencies_ms: list[float] = []
@@ -181,7 +181,7 @@ async def measure_overhead(
 async def measure_idle_overhead(
     sandbox: ForkServerSandbox, direct: DirectClient, sizes: SandboxBenchmarkSizes
 ) -> dict[str, float]:
-    """Return the idle sandbox's extra time per call over the median direct call."""
+    """Return the time that a call through the idle sandbox takes beyond the median direct call."""
     direct_ms: list[float] = []
     through_ms: list[float] = []
     for number in range(sizes.idle_calls):
@@ -202,7 +202,7 @@ async def measure_idle_overhead(
 
 
 async def measure_notebooks(sandbox: ForkServerSandbox, sizes: SandboxBenchmarkSizes) -> dict[str, float]:
-    """Return cell rates of live notebooks, with and without a fork, and a first cell's time.
+    """Return the cell rates of live notebooks with and without a fork, and the time of a notebook's first cell.
 
     Each notebook has one cell in flight.
     """
@@ -250,9 +250,9 @@ async def measure_live_notebooks(sandbox: ForkServerSandbox, sizes: SandboxBench
 
 
 async def run_mixture(sandbox: ForkServerSandbox, sizes: SandboxBenchmarkSizes) -> dict[str, float]:
-    """Return the rate of healthy calls next to misbehaving neighbours, over their rate alone.
+    """Return the rate of healthy calls next to misbehaving calls, relative to the rate of healthy calls alone.
 
-    The neighbours loop, fill the memory and print. The rate alone is measured before and after the mixture.
+    Misbehaving calls loop, fill memory and print. The rate alone is measured before and after the mixture.
     """
     await _measure_clean_s(sandbox, RATE_IN_FLIGHT)  # warm-up, not counted
     clean_s = await _measure_clean_s(sandbox, sizes.mixed_healthy)

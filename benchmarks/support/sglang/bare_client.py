@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from asterism.engine.sglang.http_api import GenerateRequest, SamplingParams
 
 _HEADERS = {"Content-Type": "application/json"}
-_KEEPALIVE_S = 2.0  # below the server's idle timeout of 5 s
+_KEEPALIVE_S = 2.0  # seconds to keep an idle connection; the server closes it after 5 s
 
 
 class _GeneratedInfo(msgspec.Struct):
@@ -44,11 +44,11 @@ class BareClient:
         await self._session.close()
 
     async def generate(self, body: bytes) -> int:
-        """Return the number of new tokens of an unstreamed answer."""
+        """Request an answer in one piece. Return its number of new tokens."""
         return msgspec.json.decode(await self._post(body), type=_GenerateAnswer).meta_info.completion_tokens
 
     async def generate_streamed(self, body: bytes) -> int:
-        """Return the number of new tokens of a streamed answer."""
+        """Request a streamed answer. Return its number of new tokens."""
         pieces: list[_GenerateAnswer] = []
         rest = b""
         async with self._session.post("/generate", data=body, headers=_HEADERS) as response:

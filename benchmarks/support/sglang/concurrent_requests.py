@@ -2,10 +2,10 @@
 
 Answers are random, so no exact comparison is possible. Each answer has the logprobs of its tokens,
 and the server can compute the logprobs of the same tokens after any prompt. After the answer's own
-prompt, the mean difference per token is rounding; after another prompt, it is larger. The check
+prompt, the mean difference per token is a rounding error; after another prompt, it is larger. The check
 scores every answer after its own prompt, and some after a neighbour's. The limit is a quarter of
-the median neighbour difference: an answer with a larger own difference is mixed up. The share of
-neighbour differences above the limit is the share of mix-ups that the check detects.
+the median neighbour difference: an answer counts as mixed up if its own difference is above the
+limit. The share of detected mix-ups is the share of neighbour differences above the limit.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Costs of the rounds of benchmarks.sglang: the engine's wall and CPU overheads."""
+"""Computes the engine's overheads in wall and CPU time from the rounds of benchmarks.sglang."""
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter

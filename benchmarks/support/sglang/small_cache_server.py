@@ -1,8 +1,7 @@
 """Measures one SGLang server with a small cache under each arbiter policy: retractions and speed.
 
-The arbiter, the trajectories and the generator are a run's own, over the in-process bus. Stubs
-replace tools and grader (benchmarks/support/two_engines.py). The harness requests all groups at
-once.
+Arbiter, trajectories and generator are those of a run, on the in-process bus. Stubs replace tools
+and grader (benchmarks/support/two_engines.py). The harness requests all groups at once.
 
 A turn ends where the model draws one of its stop tokens, at an unpredictable position. The share
 of stop tokens in the vocabulary sets the planned mean turn length. The high temperature makes the weights
@@ -36,8 +35,8 @@ from benchmarks.support.planned_lengths import build_groups
 from benchmarks.support.two_engines import ARBITER, HEAD, RolloutHarness, compute_digests, drive
 
 ENGINE = GENERATOR
-HOT = 1e6  # temperature at which the logits of a random model do not affect a draw
-# One turn may use most of a trajectory's tokens, so that the server's cache fills within turns.
+HOT = 1e6  # temperature that makes the logits of a random model irrelevant
+# A single turn can have most of a trajectory's tokens, so the server's cache fills within turns.
 LONG = WorkloadShape(
     "long",
     prompts=6,
@@ -62,15 +61,15 @@ class ScarceServerOutcome(msgspec.Struct, frozen=True):
     generated_tokens: int
     decode_batch: float  # sequences per decode step
     prefilled_tokens: int
-    recomputed_tokens: int  # tokens prefilled again for the same trajectory
+    recomputed_tokens: int  # tokens that were prefilled again for the same trajectory
     evicted_tokens: int  # recomputed tokens that the server evicted before their trajectory's end
     retractions: int
-    lease_wait_s: float  # mean wait of a trajectory for leases
+    lease_wait_s: float  # mean seconds that a trajectory waits for its leases
     digests: tuple[str, ...]  # digests of the trajectories' tokens, by number
 
 
 class StoppingEngine(SGLangEngine):
-    """An engine with the planned mean turn length."""
+    """An engine whose turns have the planned mean length."""
 
     def __init__(self, served: ServerRequirements, plans: Mapping[int, TrajectoryPlan], vocabulary: int) -> None:
         super().__init__(
@@ -81,8 +80,8 @@ class StoppingEngine(SGLangEngine):
             load_poll_s=0.05,
         )
         self._plans, self._vocabulary = plans, vocabulary
-        self._completed_turns = Counter[int]()  # keys: trajectories
-        self.counted: EngineLoad | None = None  # set at close
+        self._completed_turns = Counter[int]()  # by trajectory id
+        self.counted: EngineLoad | None = None  # set by `close`
 
     async def generate(self, request: GenerationRequest, on_tokens: TokenListener | None = None) -> Generation:
         plan, turn = self._plans[request.sequence_id], self._completed_turns[request.sequence_id]
@@ -124,7 +123,7 @@ async def measure(
 
 
 async def _flush_cache(url: str) -> None:
-    """Flush the server's cache, so that a round has no cache hits from an earlier one."""
+    """Flush the server's cache, so that a round has no cache hits from an earlier round."""
     client = SGLangClient(url)
     try:
         assert await client.flush_cache(), f"{url} has requests under way"
@@ -133,7 +132,7 @@ async def _flush_cache(url: str) -> None:
 
 
 def find_longest(work: Workload) -> int:
-    """Return the maximum tokens of a trajectory."""
+    """Return the highest number of tokens that a trajectory can have."""
     return max(plan.prompt_tokens for plan in work.plans) + work.response_tokens
 
 

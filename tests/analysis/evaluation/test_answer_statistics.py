@@ -1,4 +1,4 @@
-"""Statistics of several answers per question, against enumerations and known values."""
+"""Statistics of several answers per question, compared with enumerations and known values."""
 
 from itertools import combinations
 from math import isclose, sqrt
@@ -20,9 +20,7 @@ from asterism.analysis.evaluation.answer_statistics import (
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=9), st.data())
-def test_pass_at_k_is_the_share_of_all_choices_of_k_answers_with_a_correct_one(
-    answers: list[bool], data: st.DataObject
-) -> None:
+def test_pass_at_k_is_the_share_of_draws_with_a_correct_answer(answers: list[bool], data: st.DataObject) -> None:
     k = data.draw(st.integers(1, len(answers)))
     choices = list(combinations(answers, k))
     expected = sum(map(any, choices)) / len(choices)

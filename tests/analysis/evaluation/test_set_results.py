@@ -1,4 +1,4 @@
-"""The result of a set: which questions and answers count, and files of answers that a kill has torn."""
+"""The result of a set: questions and answers that count, and a file of answers that a kill has cut off."""
 
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ ANSWERS = [
 ]
 
 
-def test_questions_over_the_limit_count_as_wrong_and_failures_reduce_the_number_of_answers() -> None:
+def test_overlong_questions_count_as_wrong_and_failures_count_as_no_answers() -> None:
     result = compute_set_result(group_questions(ANSWERS, over_limit=["test.jsonl:9"]), 4)
     assert (result.questions, result.questions_over_limit, result.questions_without_result) == (5, 1, 1)
     assert (result.answers, result.correct, result.failed, result.failures) == (10, 3, 6, {"engine": 6})
@@ -62,7 +62,7 @@ def test_questions_over_the_limit_count_as_wrong_and_failures_reduce_the_number_
     assert (result.calls, result.call_error_share) == (0.8, 0.5)
 
 
-def test_a_set_in_which_everything_failed_has_no_means() -> None:
+def test_a_set_without_any_result_has_no_means() -> None:
     result = compute_set_result(group_questions([answer(0, 0, None)]), 1)
     assert (result.avg, result.interval, result.pass_at_k, result.majority) == (None, None, {}, None)
     assert compute_metrics("aime", result) == {}
@@ -73,7 +73,7 @@ def test_answers_of_an_environment_have_no_majority_and_no_unanswered_share() ->
     assert (result.avg, result.majority, result.unanswered_share) == (1.0, None, None)
 
 
-def test_each_sample_of_all_questions_is_a_run_for_the_error_across_runs() -> None:
+def test_the_error_across_runs_takes_each_sample_index_as_a_run() -> None:
     answers = [answer(place, sample, place < sample) for place in range(2) for sample in range(3)]
     result = compute_set_result(group_questions(answers), 3)
     means = [0.0, 0.5, 1.0]
@@ -148,7 +148,7 @@ def test_the_error_names_a_damaged_line(tmp_path: Path) -> None:
         list(iter_answers(path))
 
 
-def test_the_first_result_of_an_answer_counts_and_a_failure_only_without_a_result(tmp_path: Path) -> None:
+def test_the_first_result_of_an_answer_counts_and_replaces_failures(tmp_path: Path) -> None:
     path, failed, wrong, right = tmp_path / "answers.jsonl", answer(0, 0, None), answer(0, 0, False), answer(0, 0, True)
     write(path, answer(1, 0, None), failed, wrong, right, failed)
     assert read_answers(path) == [wrong, answer(1, 0, None)]

@@ -1,4 +1,4 @@
-"""Runs diverge by contents, not by times, order of arrival or leases."""
+"""Different contents are a divergence of two runs. Times, order of arrival and leases are not."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ from tests.consoles import capture
 from tests.fakes import generated, start_group, text_context
 from tests.recorded import small_run
 
-Received = tuple[str, msg.AnyMessage]  # actor, message
+Received = tuple[str, msg.AnyMessage]  # pairs of actor and message
 
 START = start_group(2)
 
@@ -110,7 +110,7 @@ def test_exchanged_runs_diverge_at_the_same_place(
     ]
 
 
-def test_the_cause_precedes_a_consequence_that_only_the_faster_run_has() -> None:
+def test_a_cause_precedes_its_consequence_in_the_faster_run() -> None:
     slow: EventStreams = {"step 0": make_events((30.0, "x"))}
     fast: EventStreams = {"trajectory 951": make_events((12.0, "x")), "step 0": make_events((11.0, "y"))}
     for divergences in (compare_streams(slow, fast), compare_streams(fast, slow)):
@@ -142,7 +142,7 @@ def test_the_first_divergence_in_time_is_found(tmp_path: Path) -> None:
     assert (found.stream, found.at_s, list_differing_fields(found)) == ("step 1", 4.0, ["metrics"])
 
 
-def test_an_event_of_only_one_run_is_a_divergence(tmp_path: Path) -> None:
+def test_an_event_that_one_run_lacks_is_a_divergence(tmp_path: Path) -> None:
     a = a_run(tmp_path / "a", ("r", START), ("r", generated(7, 0, "a")))
     b = a_run(tmp_path / "b", ("r", START))
     for one, other in ((a, b), (b, a)):
@@ -151,7 +151,7 @@ def test_an_event_of_only_one_run_is_a_divergence(tmp_path: Path) -> None:
         assert (found.a is None) == (one is b)
 
 
-def test_the_later_start_of_a_trajectory_that_a_resumed_run_repeats_counts(tmp_path: Path) -> None:
+def test_a_trajectory_counts_from_its_last_start_if_a_resume_repeats_it(tmp_path: Path) -> None:
     a = a_run(tmp_path / "a", ("r", START), ("r", generated(7, 0, "b")))
     b = a_run(tmp_path / "b", ("r", START), ("r", generated(7, 0, "a")), ("r", START), ("r", generated(7, 0, "b")))
     assert find_first_divergence(a, b) is None
@@ -182,7 +182,7 @@ def test_the_metrics_file_is_compared_without_its_times_and_cache_misses(tmp_pat
     assert (found.stream, list_differing_fields(found)) == ("metrics, step 1", ["reward"])
 
 
-def test_probe_metrics_of_engines_or_launches_are_not_compared_but_the_probe_gap_is(tmp_path: Path) -> None:
+def test_the_probe_gap_is_the_only_compared_probe_metric(tmp_path: Path) -> None:
     runs = [a_run(tmp_path / name, ("recipe", msg.StepTrained(1, {}))) for name in "abc"]
     of_launch = ("probe_mismatch", "probe_moved", "probe_followed", "probe_since")
     for run, engines, gap in zip(runs, (1.0, 2.0, 1.0), (0.5, 0.5, 0.25), strict=True):

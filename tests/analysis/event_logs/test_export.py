@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture(scope="module")
 def stepped(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Record two steps of one group each; the log ends before the second step's trajectories."""
+    """Record two steps of one group each. The log ends before the trajectories of the second step end."""
     folder = RunFolder(tmp_path_factory.mktemp("run") / "stepped")
     recording = Recording(folder)
     recording.begin()
@@ -117,8 +117,8 @@ def test_a_track_contains_the_phases_of_a_trajectory(folder: RunFolder, tmp_path
 
 
 @pytest.mark.parametrize("live", [1, 3, 8])
-def test_a_trace_has_as_many_tracks_as_trajectories_at_the_same_time(tmp_path: Path, live: int) -> None:
-    """400 trajectories, `live` of them at the same time, each with two phases."""
+def test_a_trace_has_a_track_for_each_concurrent_trajectory(tmp_path: Path, live: int) -> None:
+    """There are 400 trajectories with two phases each; `live` trajectories exist at the same time."""
     spans: list[TraceSpan] = []
     for number in range(400):
         start_s = 2.0 * (number // live)

@@ -1,4 +1,4 @@
-"""Inputs of plans of the shipped configurations, and readers of the planned resources."""
+"""Builds inputs for plans of the shipped configurations, and reads the planned resources."""
 
 from pathlib import Path
 from typing import Any

@@ -17,11 +17,11 @@ from tests.engine.tiny_models import small_architecture
 
 TOKENS = 16_384
 RANKS = (1, 8, 64)
-# GB by ranks: 16 bytes per parameter over all ranks; embedding and output matrix with their gradients in bfloat16 on each
-# rank; the inputs of all layers for 16,384 tokens in bfloat16.
+# GB per rank, for each number in RANKS: the rank's share of 16 bytes per parameter; embedding and output matrix with
+# their gradients in bfloat16; the inputs of all layers for 16,384 tokens in bfloat16.
 BY_HAND = {"1.7B": (31, 7, 4), "4B": (69, 13, 6), "8B": (141, 26, 12), "14B": (249, 42, 17)}
-# GB with the present units, and with all memory that a step needs at its peak. FSDP gathers the embedding of an untied
-# model only for its lookup, so 8B and 14B hold one of the two matrices. In addition: two gathered layers with a buffer,
+# GB at the peak of a step with the FSDP units of the learner. FSDP gathers the embedding of an untied model only for
+# its lookup, so 8B and 14B hold one of the two matrices. A rank also holds two gathered layers with a buffer, the
 # gradients in reduction, and the layer that is recomputed.
 PLANNED = {"1.7B": (33, 9, 6), "4B": (73, 17, 10), "8B": (144, 29, 15), "14B": (254, 47, 22)}
 
@@ -33,7 +33,7 @@ def plan_rank(model: str, ranks: int, checkpointing: Checkpointing = "full") -> 
 
 
 @pytest.mark.parametrize("model", BY_HAND)
-def test_the_table_of_full_checkpointing_is_computed_from_the_parts(model: str) -> None:
+def test_memory_with_full_checkpointing_matches_figures_by_hand(model: str) -> None:
     config = read_qwen3(model)
     size = measure_model(config)
     activations = compute_activation_memory(config, TOKENS, 2, "full", has_packed_kernel=True)
@@ -43,7 +43,7 @@ def test_the_table_of_full_checkpointing_is_computed_from_the_parts(model: str) 
 
 
 @pytest.mark.parametrize("model", PLANNED)
-def test_the_plan_has_the_present_units_and_the_peak_of_a_step(model: str) -> None:
+def test_the_plan_has_the_peak_of_a_step_with_fsdp_units(model: str) -> None:
     planned = [plan_rank(model, ranks) for ranks in RANKS]
     assert tuple(round(rank.total / 1e9) for rank in planned) == PLANNED[model]
     size = measure_model(read_qwen3(model))
@@ -75,7 +75,7 @@ def test_stronger_checkpointing_needs_less_memory(model: str) -> None:
 
 
 def count_kept_bytes(config: DecoderConfig, dtype: torch.dtype) -> float:
-    """Count, per token, the memory of the tensors that a forward pass keeps, without the parameters."""
+    """Count the bytes per token that a forward pass keeps for its backward pass, without the parameters."""
     segments = build_segments([64, 64])
     num_tokens = sum(segments.lengths)
     model = CausalLM(config)
@@ -87,7 +87,7 @@ def count_kept_bytes(config: DecoderConfig, dtype: torch.dtype) -> float:
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         address = tensor.untyped_storage().data_ptr()
         if address not in parameters:
-            kept[address] = tensor  # the reference keeps the address in use
+            kept[address] = tensor  # the reference prevents a reuse of the address
         return tensor
 
     positions_N = torch.arange(num_tokens)

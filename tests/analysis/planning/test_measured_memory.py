@@ -33,8 +33,8 @@ def make_model(width: int, inner: int, layers: int, heads: int, vocab_size: int,
     return {"model_type": "qwen3", "tie_word_embeddings": True, **sizes, **heads_fields, **fields}
 
 
-# The moment of the peak differs: the logits of a tied model, one of two chunks of logits, the update, and bfloat16. The last
-# three need less memory for activations, or more for gradients.
+# The peak is at the logits of a tied model, at one of two chunks of logits, or at the update. "selective" and "full"
+# need less memory for activations, and "reduced once" needs more for gradients.
 CASES = {
     "tied": make_case(make_model(512, 1536, 8, 8, 8192), 256, 4),
     "chunked": make_case(

@@ -13,7 +13,7 @@ from tests.analysis.planning.shipped_plans import ROOT, find, get_bytes, make_ma
 PARAMETERS = {"1.7B": 1_720_574_976, "4B": 4_022_468_096, "8B": 8_190_735_360}
 TOKEN_BYTES = {"1.7B": 2 * 28 * 8 * 128 * 2, "4B": 2 * 36 * 8 * 128 * 2}
 GPU_BYTES, RESERVE = 141e9, 2 * GIB
-# The largest moment of a step is at the last layer, with its recomputed activations.
+# With these settings, the peak of a step is at the last layer, with its recomputed activations.
 RECOMPUTED = ("learner.memory.activation_checkpointing=full", "learner.memory.micro_batch_tokens=65536")
 
 
@@ -24,17 +24,17 @@ def make_colocated(model: str, offload: str, *overrides: str, gpus: int = 1) -> 
 
 
 def count_free_cache_tokens(model: str, held: float) -> int:
-    """Count the KV tokens in the memory that the engine's bfloat16 weights and the learner leave."""
+    """Count the KV tokens that fit beside the engine's bfloat16 weights and `held` bytes of the learner."""
     return int((GPU_BYTES - RESERVE - 2 * PARAMETERS[model] - held) / TOKEN_BYTES[model])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "with_state", "without"), [("1.7B", 1_000_666, 1_180_693), ("4B", 559_746, 887_095)])
 @pytest.mark.parametrize("offload", ["between_steps", "optimizer"])
-def test_the_cache_may_use_the_memory_of_the_learners_state(
+def test_the_cache_can_use_the_memory_of_an_offloaded_state(
     model: str, with_state: int, without: int, offload: str
 ) -> None:
-    """The numbers of tokens are the figures of docs/learner.md; one more token does not fit."""
+    """The numbers of tokens are those of docs/learner.md. One more token does not fit."""
     assert count_free_cache_tokens(model, 12 * PARAMETERS[model]) == with_state
     assert count_free_cache_tokens(model, 0) == without
     for value, tokens in (("none", with_state), (offload, without)):
@@ -43,7 +43,7 @@ def test_the_cache_may_use_the_memory_of_the_learners_state(
             assert find(plan, "GPU memory").fits == (more == 0)
 
 
-def test_while_engines_generate_the_state_is_in_main_memory() -> None:
+def test_the_state_is_in_main_memory_while_engines_generate() -> None:
     """Each of 8 GPUs has an eighth of the state."""
     kept, moved = (build_plan(make_colocated("4B", offload, gpus=8)) for offload in ("none", "between_steps"))
     state = 12 * PARAMETERS["4B"]  # master weights and two moments
@@ -55,7 +55,7 @@ def test_while_engines_generate_the_state_is_in_main_memory() -> None:
     assert hosts[1]["learner between steps"] == state
 
 
-def test_an_update_in_main_memory_leaves_activations_and_gathered_units_on_the_gpu() -> None:
+def test_with_an_update_in_main_memory_the_gpu_keeps_activations_and_gathered_units() -> None:
     kept, offloaded = (
         build_plan(make_colocated("4B", value, "sglang.memory_share=0.1", *RECOMPUTED))
         for value in ("none", "optimizer")
@@ -66,7 +66,7 @@ def test_an_update_in_main_memory_leaves_activations_and_gathered_units_on_the_g
     assert after["activations"] == before["activations"]
     embedding = 151_936 * 2560
     layer = (PARAMETERS["4B"] - embedding - 2560) / 36
-    assert before["gathered units"] == pytest.approx(2 * layer)  # a single rank converts where it computes
+    assert before["gathered units"] == pytest.approx(2 * layer)  # a single rank converts only the layers in use
     # Four layers in bfloat16, a float32 shard, gradients in reduction, and the embedding with its gradient.
     assert after["gathered units"] == pytest.approx((4 * 2 + 4 + 4) * layer + 2 * 2 * embedding)
     assert [host[name] / PARAMETERS["4B"] for name in ("parameters", "gradients", "optimizer")] == [4, 4, 8]
@@ -86,7 +86,7 @@ def test_a_reference_model_moves_to_main_memory_too() -> None:
 def test_the_plan_proposes_the_offload_that_makes_a_configuration_fit(
     model: str, overrides: tuple[str, ...], expected: str
 ) -> None:
-    """4B: 0.8 * 141 GB leave no room for 48 GB. 8B: 16 bytes per parameter are 131 GB without activations."""
+    """4B: a cache of 0.8 * 141 GB leaves no room for a state of 48 GB. 8B: 16 bytes per parameter are 131 GB."""
     inputs = make_colocated(model, "none", *overrides)
     plan = build_plan(inputs)
     assert [each.name for each in plan.shortfalls] == ["GPU memory"]

@@ -54,7 +54,7 @@ def test_shipped_configurations_fit_their_machines(
     assert find(plan, "GPU memory").needed_bytes > 0.5 * inputs.machines.gpu.memory_bytes
 
 
-def test_14b_without_checkpointing_does_not_fit_on_eight_gpus_and_the_plan_names_a_mode() -> None:
+def test_the_plan_names_a_checkpointing_mode_if_14b_does_not_fit_without() -> None:
     plan = build_plan(
         make_inputs("14B", KEEPS_ALL, "stage=12k", file="rstar2_14b_8gpu", machines=make_machines("h200"))
     )
@@ -62,7 +62,7 @@ def test_14b_without_checkpointing_does_not_fit_on_eight_gpus_and_the_plan_names
     assert {"learner.memory.activation_checkpointing": "selective"} in [change.changes for change in plan.changes]
 
 
-def test_gradients_reduced_once_are_undivided_and_the_plan_names_the_other_value_of_the_key() -> None:
+def test_gradients_reduced_once_are_unsharded_and_the_plan_proposes_each_micro_batch() -> None:
     machines, settings = make_machines("h100"), ("sglang.memory_share=0.4", "evaluation.response_tokens=0")
     each = make_inputs("14B", *settings, "stage=12k", file="rstar2_14b_8gpu", machines=machines)
     once = each.change({"learner.memory.reduce_gradients": "once"})
@@ -89,7 +89,7 @@ def test_gradients_reduced_once_are_undivided_and_the_plan_names_the_other_value
         ("rl.max_staleness=0", {"nodes": 1, "gpus": 4}, "GPUs of the engines", "engine.num_engines", [4]),
     ],
 )
-def test_the_plan_names_a_value_that_fits_and_the_next_larger_one_does_not_fit(
+def test_the_plan_names_almost_the_largest_value_that_fits(
     overrides: str, machines: dict[str, Any], resource: str, key: str, expected: range | list[int]
 ) -> None:
     inputs = make_inputs("4B", overrides, machines=replace(NODE, **machines))
@@ -134,7 +134,7 @@ def test_trajectories_longer_than_the_context_of_the_model_do_not_fit() -> None:
     assert build_plan(inputs.change({"dialogue.response_tokens": 37_500})).shortfalls == []
 
 
-def test_evaluations_longer_than_training_need_room_in_the_engines_but_no_memory_of_the_learner() -> None:
+def test_long_evaluations_need_cache_in_the_engines_but_no_learner_memory() -> None:
     longer = make_inputs("4B", "evaluation.response_tokens=60000", machines=make_machines("h100"))
     inputs = longer.change({"evaluation.response_tokens": 0})
     assert longer.micro_batch_tokens == inputs.micro_batch_tokens
@@ -146,7 +146,7 @@ def test_evaluations_longer_than_training_need_room_in_the_engines_but_no_memory
 
 
 @pytest.mark.slow
-def test_changes_for_the_memory_of_a_gpu_leave_room_for_a_trajectory() -> None:
+def test_proposals_for_gpu_memory_leave_cache_for_a_trajectory() -> None:
     nodes = ("cluster.nodes=2", "cluster.learner_nodes=2", "evaluation.response_tokens=0")
     qwen3_32b = replace(read_qwen3("14B"), num_layers=64, num_heads=64, intermediate_size=25_600)
     inputs = make_inputs("14B", *nodes, file="rstar2_14b_64gpu", machines=make_machines("h100", nodes=2))
@@ -173,7 +173,7 @@ def test_the_plan_proposes_another_machine_if_no_key_removes_the_shortfall() -> 
     assert describe_remedy(plan, short).startswith("enlarge /dev/shm")
 
 
-def test_unknown_machines_are_not_compared() -> None:
+def test_a_plan_without_a_machine_has_no_shortfalls() -> None:
     plan = build_plan(make_inputs("14B", machines=PlannedMachines()))
     assert plan.shortfalls == []
     assert plan.seconds.step_s is None
@@ -188,14 +188,14 @@ def test_the_kv_cache_has_two_values_per_layer_and_head_for_each_token() -> None
     assert compute_cached_token_bytes(inputs) == 2 * 28 * 8 * 128 * 2
     gpu = get_bytes(plan_gpu(inputs))
     assert gpu["KV cache"] == 65_536 * 114_688
-    assert gpu["engine weights"] == 2 * (1_720_574_976 + 151_936 * 2048)  # has a tied embedding twice
+    assert gpu["engine weights"] == 2 * (1_720_574_976 + 151_936 * 2048)  # an engine holds the tied embedding twice
 
 
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
         ("engine.max_running=64", 64 * 151_936 * (8 + 8) + 256 * 2**20),  # graphs, eager sampling, attention
-        ("engine.page_tokens=256", 64 * 151_936 * (8 + 8)),  # attention reads the pages without a workspace
+        ("engine.page_tokens=256", 64 * 151_936 * (8 + 8)),  # with pages of 256 tokens, attention needs no workspace
         ("engine.cuda_graphs=false", 64 * 151_936 * 8 + 2 * 256 * 2**20),
         ("evaluation.sampling.top_p=0.9", 64 * 151_936 * (25 + 8) + 256 * 2**20),
         ("engine.max_running=250", 256 * 151_936 * (8 + 8) + 256 * 2**20),  # graphs pad 250 rows to 256
@@ -206,11 +206,11 @@ def test_an_embedded_engine_has_buffers_for_sampling_and_attention(override: str
     assert get_bytes(plan_gpu(inputs))["engine buffers"] == expected
 
 
-def test_servers_have_no_buffers_of_their_own() -> None:
+def test_servers_have_no_engine_buffers() -> None:
     assert "engine buffers" not in get_bytes(plan_gpu(make_inputs("4B")))
 
 
-def test_tensor_parallel_gpus_divide_the_cache_into_at_most_as_many_parts_as_heads() -> None:
+def test_tensor_parallelism_divides_the_cache_by_at_most_its_key_heads() -> None:
     one, eight, sixteen = (
         make_inputs("4B", f"sglang.tensor_parallel={size}", "engine.num_engines=1", "engine.kv_tokens=65536")
         for size in (1, 8, 16)
@@ -235,7 +235,7 @@ def test_a_gpu_plan_counts_the_reference_model_only_with_kl() -> None:
     assert "reference model" not in plain
 
 
-def test_a_run_with_adapters_trains_and_saves_only_them() -> None:
+def test_a_run_with_adapters_trains_and_saves_only_the_adapters() -> None:
     """Qwen3-1.7B: 28 layers of width 2048, 16 query and 8 key heads of 128, inner size 6144; adapters of rank 16."""
     total, adapters = 1_720_574_976, 28 * 16 * (2 * (2048 + 2048) + 2 * (2048 + 1024) + 3 * (2048 + 6144))
     settings = ("learner.lora.rank=16", "learner.loss.kl_coef=0.1")
@@ -285,7 +285,7 @@ def test_published_adapters_need_one_copy_of_the_weights_in_shared_memory() -> N
     [
         (("learner.lora.rank=16", "engine.kind=embedded"), [{"learner.lora.publish": "adapters"}]),
         (("learner.lora.rank=16", "sglang.weights=tensor"), [{"learner.lora.publish": "adapters"}]),
-        (("learner.lora.rank=16", "sglang.data_parallel=2"), []),  # data parallelism: no adapters
+        (("learner.lora.rank=16", "sglang.data_parallel=2"), []),  # servers with data parallelism load no adapters
         (("learner.lora.rank=0", "engine.kind=embedded"), []),
     ],
 )
@@ -307,7 +307,7 @@ def test_every_architecture_has_a_plan(model_type: str) -> None:
     assert plan.parameters == measure_model(config).total
 
 
-def test_ranks_that_export_a_checkpoint_hold_its_largest_tensors() -> None:
+def test_an_exporting_rank_holds_the_largest_tensors() -> None:
     assert WRITE_BYTES == weight_publisher.BUCKET_BYTES == hf_export.BUCKET_BYTES
     host = get_bytes(plan_host(make_inputs("4B", "learner.ranks=2")))
     assert host["weights in writing"] == 4 * (151_936 * 2560 + 2560 * 9728)

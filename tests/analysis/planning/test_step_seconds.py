@@ -1,4 +1,4 @@
-"""The seconds of a step follow from its parts, with the stated assumptions."""
+"""The planned seconds of a step follow from its parts and from the stated assumptions."""
 
 import pytest
 
@@ -12,20 +12,20 @@ from tests.analysis.planning.shipped_plans import find, get_bytes, make_inputs, 
 from tests.consoles import capture
 
 
-def test_a_step_of_the_report_takes_216_s_on_64_mi300x_and_33_min_on_8_h200() -> None:
-    """The step has 8,192 trajectories with 71M tokens; the count has the embedding but no attention."""
+def test_the_reports_step_takes_216_s_on_64_mi300x_and_33_min_on_8_h200() -> None:
+    """The step has 8,192 trajectories with 71M tokens. The FLOPs include the embedding, but not attention."""
     config = read_qwen3("14B")
     size = measure_model(config)
     flops = count_training_flops(size.total, 71e6)
     assert flops == pytest.approx(6.3e18, rel=0.01)
     assert compute_training_s(flops, 64, GPUS["mi300x"].flops, mfu=0.35) == pytest.approx(216, rel=0.01)
     assert compute_training_s(flops, 8, GPUS["h200"].flops, mfu=0.40) / 60 == pytest.approx(33, rel=0.01)
-    # A plan does not count the lookup in the embedding of an untied model, but counts attention.
+    # The FLOPs of a plan include attention, but not the lookup in the embedding of an untied model.
     attention = count_attention_flops(config, 8192, 71e6 / 8192)
     assert count_training_flops(size.active, 71e6, attention) / flops == pytest.approx(1.067, abs=0.005)
 
 
-def test_the_assumed_share_of_the_peak_scales_the_time_of_training() -> None:
+def test_training_time_is_inverse_to_the_assumed_mfu() -> None:
     slow, fast = (build_plan(make_inputs("4B", assumptions=Assumptions(mfu=mfu))).seconds for mfu in (0.2, 0.4))
     assert slow.training_s is not None
     assert fast.training_s is not None
@@ -33,7 +33,7 @@ def test_the_assumed_share_of_the_peak_scales_the_time_of_training() -> None:
     assert slow.generation_s == fast.generation_s
 
 
-def test_with_staleness_generation_and_training_overlap() -> None:
+def test_generation_and_training_overlap_with_staleness() -> None:
     base = ("sglang.colocate=false", "sglang.memory_share=0.3")
     serial, parallel = (
         build_plan(make_inputs("4B", *base, f"rl.max_staleness={staleness}")).seconds for staleness in (0, 1)
@@ -44,7 +44,7 @@ def test_with_staleness_generation_and_training_overlap() -> None:
     assert parallel.step_s == max(serial.generation_s, serial.training_s)
 
 
-def test_without_rl_a_step_is_one_of_the_cold_start() -> None:
+def test_without_rl_the_plan_has_a_step_of_the_cold_start() -> None:
     config = read_qwen3("14B")
     for settings, tokens in (((), 524_288), (("sft.tokens_per_step=0",), 64 * 16_384)):
         inputs = make_inputs("14B", *settings, file="rstar2_cold_start", machines=make_machines("h200"))

@@ -1,4 +1,4 @@
-"""Memory of weights in transfer to the engines, by transport: slots, folders of servers, parts of a transfer."""
+"""Planned memory of weights in transfer to engines: slots, folders for servers, and buckets of a transfer."""
 
 import pytest
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ BUCKET = 2 * 151_936 * 5120  # the embedding, which exceeds sglang.bucket_mib
 
 
 def make_14b(*overrides: str) -> PlanInputs:
-    """Plan for eight servers that share the learner's GPUs."""
+    """Build plan inputs with eight servers that share the learner's GPUs."""
     return make_inputs("14B", *overrides, file="rstar2_14b_8gpu", machines=make_machines("h100"))
 
 
@@ -25,7 +25,7 @@ def list_shared(inputs: PlanInputs) -> dict[str, float]:
     return get_bytes(plan_shared_memory(inputs))
 
 
-def test_eight_servers_with_folders_need_two_slots_and_two_folders_instead_of_eight() -> None:
+def test_eight_servers_with_folders_need_two_slots_and_two_folders() -> None:
     inputs = make_14b()
     assert inputs.run.engine.num_engines == 8
     assert list_shared(inputs) == {"published weights": 2 * WHOLE, "weights for servers": MAX_FOLDERS * WHOLE}
@@ -35,16 +35,14 @@ def test_eight_servers_with_folders_need_two_slots_and_two_folders_instead_of_ei
 
 
 @pytest.mark.parametrize(("transport", "buckets"), [("tensor", 6), ("group", 2)])
-def test_transfers_in_buckets_need_no_folder_but_main_memory_and_a_bucket_on_each_gpu(
-    transport: str, buckets: int
-) -> None:
+def test_transfers_in_buckets_need_main_memory_and_gpu_memory_but_no_folder(transport: str, buckets: int) -> None:
     inputs = make_14b(f"sglang.weights={transport}")
     assert list_shared(inputs) == {"published weights": 2 * WHOLE}
     assert get_bytes(plan_host(inputs))["weight buckets"] == 8 * buckets * BUCKET
     assert get_bytes(plan_gpu(inputs))["weight bucket"] == BUCKET
 
 
-def test_ipc_handles_need_no_main_memory_but_buckets_and_a_context_on_each_gpu() -> None:
+def test_ipc_transfers_need_gpu_memory_but_no_main_memory() -> None:
     inputs = make_14b("sglang.weights=ipc")
     assert list_shared(inputs) == {"published weights": 2 * WHOLE}
     assert "weight buckets" not in get_bytes(plan_host(inputs))
@@ -79,7 +77,7 @@ def test_embedded_engines_map_the_slots_and_need_nothing_else() -> None:
     assert "weight buckets" not in get_bytes(plan_host(inputs))
 
 
-def test_an_embedded_engine_on_the_gpu_of_a_single_rank_keeps_published_weights_on_that_gpu() -> None:
+def test_an_embedded_engine_and_a_rank_on_one_gpu_keep_published_weights_there() -> None:
     machines = make_machines("h100", gpus=1)
     shared, alone = (
         make_inputs("1.7B", f"engine.share_gpu_weights={value}", file="qwen3_1.7b_1gpu", machines=machines)
@@ -116,7 +114,7 @@ def test_the_plan_names_the_key_if_a_gpu_has_no_room_for_the_published_weights()
         ("learner.lora.rank=8", "learner.lora.publish=adapters"),
     ],
 )
-def test_other_runs_keep_no_published_weights_on_a_gpu(settings: tuple[str, ...]) -> None:
+def test_published_weights_stay_off_the_gpu_unless_engine_and_learner_share_it(settings: tuple[str, ...]) -> None:
     run = make_inputs("1.7B", *settings, file="qwen3_1.7b_1gpu").run
     assert run.engine.share_gpu_weights == "auto"
     assert not shares_gpu_weights(run)
@@ -132,7 +130,7 @@ def test_14b_fits_eight_h100_and_the_plan_prints_the_folders(stage: str) -> None
     assert "1 folder for all servers of the node, and 1 while an engine restarts" in text
 
 
-def test_the_plan_proposes_a_transport_without_folders_if_shared_memory_has_no_room_for_them() -> None:
+def test_a_transport_without_folders_is_proposed_if_shared_memory_is_short() -> None:
     inputs = make_14b()
     machines = make_machines("h100")
     plan = build_plan(PlanInputs(inputs.run, inputs.config, replace(machines, shared_memory_bytes=64 * GIB)))

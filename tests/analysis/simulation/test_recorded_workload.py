@@ -1,4 +1,4 @@
-"""A run's event logs, read back as a workload and a cluster."""
+"""A workload and a cluster are restored from the event logs of a run."""
 
 import shutil
 from pathlib import Path
@@ -74,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shape_of(plan: TrajectoryPlan) -> tuple[object, ...]:
-    """Return the plan without the times of tools, and without the last turn's tokens beyond the limit."""
+    """Return the recorded values of the plan: no times of tools, and no tokens of the last turn beyond the limit."""
     turns = [(turn.tokens, turn.result_tokens) for turn in plan.turns]
     return plan.group_id, plan.prompt_tokens, plan.final_tokens, plan.generated_tokens, len(turns), turns[:-1]
 
@@ -123,7 +123,7 @@ def test_a_replacement_group_starts_when_the_replaced_group_ends(folder: Path) -
     assert begun == {0: 0.0, 1: pytest.approx(max(ends) + CLUSTER.latency_s)}
 
 
-def test_a_run_without_a_step_to_simulate_is_refused_with_the_file(folder: Path, tmp_path: Path) -> None:
+def test_a_run_without_a_complete_step_is_refused_with_the_file(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(AnalysisError, match=r"head.sqlite: step 4 was not collected; collected steps: 3"):
         load_recorded_step(RunFolder(folder.parent), 4)
     run = RunFolder(tmp_path)
@@ -142,7 +142,7 @@ def test_a_run_without_a_step_to_simulate_is_refused_with_the_file(folder: Path,
         load_recorded_step(run)
 
 
-def test_groups_outside_the_step_are_left_out(folder: Path, tmp_path: Path) -> None:
+def test_groups_of_other_steps_are_left_out(folder: Path, tmp_path: Path) -> None:
     run = RunFolder(shutil.copytree(folder.parent, tmp_path / "run"))
     append(run, 0.001, msg.StepRequested(4, 3))
     first = load_recorded_step(run).workload
@@ -158,7 +158,7 @@ def append(run: RunFolder, at: float, message: msg.AnyMessage, actor: str = "hea
     log.close()
 
 
-def test_engines_that_differ_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_engines_of_different_capacity_are_refused(folder: Path, tmp_path: Path) -> None:
     run = RunFolder(shutil.copytree(folder.parent, tmp_path / "run"))
     append(run, 0.0, msg.EngineJoined("generator-1", 8192, 16, 0), "head/arbiter")
     with pytest.raises(AnalysisError, match="differ in capacity"):

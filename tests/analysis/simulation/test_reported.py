@@ -1,4 +1,4 @@
-"""A simulated step's logs: the report on them matches the simulation's own measurements."""
+"""The report on the logs of a simulated step matches the simulation's own measurements."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ class Reported(NamedTuple):
 
 @pytest.fixture(scope="module", params=["kv_lookahead", "static"])
 def reported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reported]:
-    """Simulate a step and report on its logs; the second policy makes the engines evict."""
+    """Simulate a step and report on its logs. With the second policy, the engines evict."""
     policy: SimulatedPolicy = request.param
     logs: Path = tmp_path_factory.mktemp(policy) / "logs"
     yield Reported(simulate(WORKLOAD, CLUSTER, policy, recording=LogRecorder(logs)), compute_utilization(logs))
@@ -55,7 +55,7 @@ def test_the_report_has_the_trajectories_and_their_waits(reported: Reported) -> 
     assert waits["tools_s"] == about(outcome.waits_s["tools"])
     generation = ("engine's queue", "prefill", "decode")
     assert waits["generation_s"] == about(sum(outcome.waits_s[each] for each in generation))
-    latency_s = 2 * CLUSTER.latency_s * outcome.leases  # request and grant, which the arbiter does not measure
+    latency_s = 2 * CLUSTER.latency_s * outcome.leases  # for request and grant, which the arbiter does not measure
     leases = ("lease to begin", "lease after a tool", "lease within a turn")
     assert waits["lease_wait_s"] == about(sum(outcome.waits_s[each] for each in leases) + latency_s)
 
@@ -66,14 +66,14 @@ def test_the_report_has_the_step_and_the_utilization_over_time(reported: Reporte
     assert step.step_s == about(outcome.makespan_s)
     timeline = use.timeline.engines.values()
     used = sum(sum(each["used"]) for each in timeline) * use.timeline.bin_s / (outcome.kv_tokens * outcome.makespan_s)
-    assert used == pytest.approx(outcome.kv_utilization, rel=0.05)  # sampled four times a second
+    assert used == pytest.approx(outcome.kv_utilization, rel=0.05)  # the timeline has four samples per second
     assert use.doubts == ()
     (executor,) = use.executors
     assert executor.calls == use.trajectories.calls
     assert executor.running_mean * executor.span_s == about(outcome.waits_s["tools"])
 
 
-def test_a_recording_replaces_an_earlier_one(tmp_path: Path) -> None:
+def test_a_recording_replaces_an_earlier_recording(tmp_path: Path) -> None:
     for engine in ("generator-1", "generator-0"):
         recording = LogRecorder(tmp_path)
         recording.on_engine_started(0, engine, 100, 10)

@@ -59,7 +59,7 @@ def test_no_policy_beats_the_bounds(policy: SimulatedPolicy) -> None:
 
 
 @pytest.mark.parametrize("policy", LEASING)
-def test_engines_never_evict_under_policies_that_do_not_oversell(policy: SimulatedPolicy) -> None:
+def test_engines_do_not_evict_unless_a_policy_oversells(policy: SimulatedPolicy) -> None:
     assert outcome(policy).most_kv <= 1
     assert (outcome(policy).overflows, outcome(policy).evictions, outcome(policy).preemptions) == (0, 0, 0)
 
@@ -144,6 +144,6 @@ def test_the_table_names_every_policy_and_the_bounds() -> None:
 
 @pytest.mark.slow
 def test_the_figure_is_drawn(tmp_path: Path) -> None:
-    from asterism.analysis.simulation.simulation_figure import draw_outcomes  # the import takes a second
+    from asterism.analysis.simulation.simulation_figure import draw_outcomes  # the import of matplotlib takes a second
 
     assert draw_outcomes([outcome("static"), outcome("kv_lookahead")], tmp_path / "step.png").stat().st_size > 10_000

@@ -1,4 +1,4 @@
-"""The simulated engine: the closed form of many steps matches a loop over steps."""
+"""The simulated engine computes many steps in closed form, with the results of a loop over single steps."""
 
 import random
 import subprocess
@@ -76,9 +76,9 @@ def drawn(seed: int, trajectories: int = 12, siblings: int = 1) -> list[tuple[fl
 
 
 def ends_by_a_loop(arrivals: list[tuple[float, TrajectoryPlan]], cluster: SimulatedCluster) -> dict[int, float]:
-    """Simulate the engine, one step and one token at a time; memory never runs out."""
+    """Simulate the engine one step and one token at a time, with unlimited memory."""
     coming = sorted(arrivals, key=lambda arrival: arrival[0])
-    queue: list[list[Any]] = []  # [plan, cached tokens], the first may be in prefill
+    queue: list[list[Any]] = []  # [plan, cached tokens]; the first sequence can be in prefill
     batch: list[list[Any]] = []
     ends: dict[int, float] = {}
     now = 0.0
@@ -116,7 +116,7 @@ def test_turns_end_at_the_same_time_as_in_a_loop_over_steps(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_skipped_steps_equal_single_steps_when_pages_run_out(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_in_closed_form_equal_single_steps_when_pages_run_out(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     arrivals = drawn(seed, siblings=3)
     tight = cluster(kv_tokens=160)  # a trajectory needs up to 100 KV tokens
     skipping, stepping = (OneEngine([plan for _, plan in arrivals], tight) for _ in range(2))
@@ -164,7 +164,7 @@ def test_a_turn_continues_from_its_cache_after_its_lease_ended() -> None:
     world.request(0, lease=2)
     world.run()
     assert [turn.finish for turn in world.turns] == ["length", "stop"]
-    assert world.engine.get_load().prefilled_tokens == 10 + 1  # the last token was drawn and not read
+    assert world.engine.get_load().prefilled_tokens == 10 + 1  # the last drawn token has no keys and values
     assert world.engine.get_load().recomputed_tokens == 0
 
 

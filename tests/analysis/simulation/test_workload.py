@@ -1,4 +1,4 @@
-"""Workloads: drawn lengths match the stated distributions, and plans follow the limits."""
+"""Drawn lengths of workloads match the stated distributions, and plans follow the limits."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def test_a_turn_beyond_the_limit_is_cut_there() -> None:
     assert (plan.ends, plan.final_tokens, plan.generated_tokens) == ((60, 120), 110, 80)
 
 
-def test_a_result_that_leaves_no_room_ends_the_trajectory_without_it() -> None:
+def test_a_tool_result_without_room_is_dropped_and_ends_the_trajectory() -> None:
     plan = build_plan(0, 0, 10, [PlannedTurn(50, 0.1, 50), PlannedTurn(40)], 100)
     assert (plan.ends, plan.final_tokens, plan.generated_tokens) == ((60,), 60, 50)
 

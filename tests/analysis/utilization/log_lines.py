@@ -29,13 +29,13 @@ class Logs:
         self.line(engine, t, "engine.load", engine=engine, **{**dict.fromkeys((*names, *more), 0), **changes})
 
     def counted(self, t: float, *phases: int, rollout: str = "rollout-0", **engines: int) -> None:
-        """Write a line of counts. `phases`: leasing, generating, calling, grading; `engines` as generator_0=4."""
+        """Write a line of counts. `phases` are leasing, generating, calling, grading; an engine is generator_0=4."""
         names = ("leasing", "generating", "calling", "grading")
         asked = {name.replace("_", "-"): count for name, count in engines.items()}
         self.line(rollout, t, "trajectories.counted", **dict(zip(names, phases, strict=True)), engines=asked)
 
     def ended(self, trajectory_id: int, t: float, *waits: float, **changes: Any) -> None:
-        """Write the end of a trajectory. `waits`: for a lease, generation, tools, grading."""
+        """Write the end of a trajectory. `waits` are the seconds for leases, generation, tools and grading."""
         names = ("lease_wait_s", "generation_s", "tools_s", "grading_s")
         fields = {"group_id": 0, "ending": "answered", "turns": 2, "calls": 1, "tokens": 30, "generated_tokens": 10}
         line = {**fields, **dict(zip(names, waits, strict=True)), **changes}

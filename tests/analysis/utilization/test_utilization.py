@@ -1,4 +1,4 @@
-"""The report on log lines: engine time and tokens, waits, last trajectories, and doubts."""
+"""The report on log lines: time and tokens of engines, waits, last trajectories, and doubtful figures."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def engine_of(logs: Logs, engine: str = "generator-0") -> EngineUtilization:
 
 
 def a_step(logs: Logs) -> None:
-    """Log an engine that gets weights at 2, works from 3 to 6, and is idle until 15, once for every cause."""
+    """Log an engine that gets weights at 2 s, works from 3 to 6 s, and is then idle for every cause until 15 s."""
     logs.line("generator-0", 0, "engine.started", kv_tokens=1000, page_tokens=10)
     logs.line("generator-0", 2, "weights.loaded", version=0, load_s=0.5)
     logs.line("head", 2, "step.requested", name="step 1", version=0)
@@ -52,8 +52,8 @@ class TestEngines:
         assert (use.starting_s, use.active_s, use.busy_s) == pytest.approx((2, 13, 2.9))
         assert use.idle_s == pytest.approx(sum(use.idle_by_cause_s.values())) == pytest.approx(13 - 2.9)
 
-    def test_excess_busy_time_of_a_late_report_counts_before_the_report(self, logs: Logs) -> None:
-        """A step of 2.5 s ends after the report at 3, and the engine reports it at 4."""
+    def test_busy_time_beyond_the_interval_of_a_report_counts_earlier(self, logs: Logs) -> None:
+        """A step of 2.5 s ends after the report at 3 s, so the report at 4 s has more than a second of busy time."""
         logs.line("generator-0", 0, "engine.started", kv_tokens=1000, page_tokens=10)
         logs.line("generator-0", 0, "weights.loaded", version=0, load_s=0.0)
         logs.load("generator-0", 1, running=4)
@@ -73,8 +73,8 @@ class TestEngines:
         a_step(logs)
         assert engine_of(logs).running_mean == pytest.approx(4 * 0.5 / 13)
 
-    def test_running_sequences_come_from_the_counters_and_not_from_the_samples(self, logs: Logs) -> None:
-        """Eight sequences run for one second between two samples, which count none of them."""
+    def test_running_sequences_are_computed_from_counters_not_samples(self, logs: Logs) -> None:
+        """Eight sequences run for one second between two samples. Both samples count 0 sequences."""
         logs.line("generator-0", 0, "engine.started", kv_tokens=1000, page_tokens=10)
         logs.line("generator-0", 0, "weights.loaded", version=0, load_s=0.5)
         logs.load("generator-0", 1)
@@ -90,7 +90,7 @@ class TestEngines:
         use = engine_of(logs)
         assert (use.leased_tokens_mean, use.leased_tokens_peak) == pytest.approx((400 * 10 / 13, 400))
 
-    def test_falling_counters_mark_a_restart_and_downtime_is_not_counted(self, logs: Logs) -> None:
+    def test_a_falling_counter_is_a_restart_and_downtime_is_not_counted(self, logs: Logs) -> None:
         for begin in (0, 1000):
             logs.line("generator-0", begin, "engine.started", kv_tokens=1000, page_tokens=10)
             logs.load("generator-0", begin + 1, generated_tokens=50, evicted_tokens=7, busy_s=0.5)
@@ -194,7 +194,7 @@ class TestExecutors:
         }
         logs.line("executor-0", t, "executor.load", executor=f"executor-0/{incarnation}", **{**fields, **changes})
 
-    def test_incarnations_are_added(self, logs: Logs) -> None:
+    def test_counts_of_an_executors_incarnations_are_added(self, logs: Logs) -> None:
         self.load(logs, 0, 1)
         self.load(logs, 1, 1, done=3, busy_s=0.5, running_s=4, queued_s=1, running=5)
         self.load(logs, 10, 2, done=1, busy_s=1, running_s=2, queued_s=1)
@@ -222,13 +222,13 @@ class TestExecutors:
 
 
 class TestLaunches:
-    def test_phases_at_a_kill_end_with_the_last_line_of_that_launch(self, logs: Logs) -> None:
+    def test_open_phases_of_a_killed_launch_end_at_its_last_line(self, logs: Logs) -> None:
         logs.line("launcher", 0, "run.started", step=0)
         logs.line("generator-0", 1, "engine.started", kv_tokens=1000, page_tokens=10)
         logs.counted(10, 3, 4, 2, 0, generator_0=4)
         logs.load("generator-0", 10, running=4, used_tokens=200, cached_tokens=100, busy_s=2.0)
         logs.line("launcher", 10, "ledger.reported", engine="generator-0", leased_tokens=400, usable_tokens=900)
-        logs.line("rollout-0", 12, "trajectory.ended")  # incomplete, so ignored
+        logs.line("rollout-0", 12, "trajectory.ended")  # incomplete, so the report ignores the line
         logs.ended(0, 11, 0, 0, 0, 0)
         logs.line("launcher", 90, "run.started", step=1)
         logs.counted(95, 0, 0, 0, 0)
@@ -255,7 +255,7 @@ class TestLaunches:
         for _ in range(2):
             logs.ended(7, 11, 1.0, 0, 0, 0)
         logs.line("launcher", 90, "run.started", step=0)
-        logs.ended(7, 95, 1.0, 0, 0, 0)  # rolled out again
+        logs.ended(7, 95, 1.0, 0, 0, 0)  # the resumed run repeats the trajectory
         assert compute_utilization(logs.folder).trajectories.ended == 2
 
 

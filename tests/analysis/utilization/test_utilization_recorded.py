@@ -1,4 +1,4 @@
-"""The report on a whole run under a virtual clock agrees with the run's event log."""
+"""The report on a whole run, simulated under a virtual clock, agrees with the run's event log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.simulation.small_run import SMALL
 from tests.simulation.world import World
 
 RUN = replace_keys(SMALL, {"rl.steps": 2})
-SEED = 5  # seed of the only run
+SEED = 5  # seed of the simulated run
 
 
 Recorded = tuple[World, "Phases", Utilization, LogTables]
@@ -50,7 +50,7 @@ class Phases:
 
 
 class EventWriter:
-    """Writes an observer's log lines with the time of the observed event."""
+    """A writer of log lines with the time of the observed event."""
 
     def __init__(self, logs: Logs, process: str) -> None:
         self._logs, self._process, self.now = logs, process, 0.0
@@ -90,7 +90,7 @@ def ends(world: World) -> list[TrajectoryFinished | TrajectoryFailed]:
 
 @pytest.mark.slow
 def test_totals_agree_with_the_event_log(recorded: Recorded) -> None:
-    """Finished trajectories are compared message by message; of failed trajectories the log has only the number."""
+    """Finished trajectories are compared by their messages. The log has only the number of failed trajectories."""
     world, _, use, lines = recorded
     counts = StepCounts()
     for message in ends(world):
@@ -109,12 +109,12 @@ def test_totals_agree_with_the_event_log(recorded: Recorded) -> None:
 
 
 @pytest.mark.slow
-def test_every_live_trajectory_is_in_one_phase_and_leaves_it(recorded: Recorded) -> None:
+def test_every_live_trajectory_is_in_exactly_one_phase(recorded: Recorded) -> None:
     _, rollout, use, _ = recorded
     assert max(rollout.live) == RUN.rl.prompts * RUN.rl.rollouts
     assert rollout.live[-1] == 0
     assert not any(rollout.rollout.num_generating.values())
-    assert use.timeline.trajectories["leasing"][-1] < 1  # mean of the last interval of the timeline
+    assert use.timeline.trajectories["leasing"][-1] < 1  # the last interval of the timeline is a mean
 
 
 @pytest.mark.slow

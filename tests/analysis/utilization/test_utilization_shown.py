@@ -14,7 +14,7 @@ from asterism.configs.errors import UnusableInput
 from tests.analysis.utilization.log_lines import Logs
 from tests.consoles import capture
 
-pytestmark = pytest.mark.slow  # matplotlib draws
+pytestmark = pytest.mark.slow  # drawing with matplotlib takes seconds
 
 COLUMNS = 80
 
@@ -57,7 +57,7 @@ def test_every_table_fits_into_80_columns_untruncated(tmp_path: Path, engines: i
     assert any("12 of 14 engines" in line for line in lines) == (engines == 14)
 
 
-def test_a_doubt_is_shown_without_markup(tmp_path: Path) -> None:
+def test_a_warning_is_shown_without_markup(tmp_path: Path) -> None:
     write_logs(tmp_path, 1)
     assert "1 of 25 lines could not be read" in shown(tmp_path).replace("\n", " ")
 
@@ -85,7 +85,7 @@ def test_the_error_names_a_missing_folder_and_a_folder_without_logs(tmp_path: Pa
         shown(tmp_path)
 
 
-def test_the_command_replaces_symbolic_links_at_its_outputs_and_their_targets_stay(tmp_path: Path) -> None:
+def test_the_command_replaces_symbolic_links_but_not_their_targets(tmp_path: Path) -> None:
     pictures = (f"{name}.{kind}" for name in ("utilization", "curves", "cold_start") for kind in ("png", "svg"))
     outputs = ("utilization.json", *pictures)
     run, outside = tmp_path / "run", tmp_path / "outside"
@@ -95,7 +95,7 @@ def test_the_command_replaces_symbolic_links_at_its_outputs_and_their_targets_st
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     outside.write_text("kept")
     for name in outputs:
-        for link in (name, f"{name}.new"):  # also at the partial file
+        for link in (name, f"{name}.new"):  # a link at the name of the partial file, too
             (run / link).symlink_to(outside)
     result = CliRunner().invoke(app, ["report", str(run)], catch_exceptions=False)
     assert result.exit_code == 0, result.output

@@ -1,7 +1,7 @@
 """Imitates a GPU machine without an installation of the project: a Python that has only the machine's packages.
 
-The list is from a machine with torch 2.11 for CUDA and no package registry. Packages without Python modules that this
-project could import are left out.
+The list of packages is from a machine with torch 2.11 for CUDA and no package registry. Packages that have no Python
+modules for this project are left out.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-WHEELS = ("msgspec", "structlog", "pyzmq")  # wheels that a folder carries: docs/gpu.md
+WHEELS = ("msgspec", "structlog", "pyzmq")  # wheels in the folder that is copied to the machine: docs/gpu.md
 _PACKAGE_NAMES = """
     absl-py accelerate aiofiles aiohappyeyeballs aiohttp aiosignal annotated-doc anyio attrs build certifi
     charset-normalizer click cloudpickle colorama contourpy coverage cycler einops execnet filelock flatbuffers
@@ -31,7 +31,7 @@ PACKAGES = _PACKAGE_NAMES.split()
 
 _PROJECT = "asterism"
 
-# No import finds the absent modules or the installation of the project.
+# Imports find neither the absent modules nor the installed project.
 _SITE_CUSTOMIZE = """
 import sys
 from importlib.machinery import PathFinder
@@ -50,7 +50,7 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in geta
 
 
 def build_environment(folder: Path) -> dict[str, str]:
-    """Build the environment of a Python with only the machine's packages, started in ROOT. Writes into `folder`."""
+    """Build the environment of a Python that finds only the machine's packages. The process must start in ROOT."""
     (folder / "sitecustomize.py").write_text(_SITE_CUSTOMIZE.format(absent=sorted(list_absent_modules())))
     return {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
 
@@ -66,7 +66,7 @@ def list_absent_modules() -> set[str]:
 
 
 def _add_requirements(names: set[str]) -> set[str]:
-    """Add the requirements of the installed versions, which may differ from the versions on the machine."""
+    """Add the requirements of the versions installed here. The machine can have other versions."""
     found: set[str] = set()
     pending = set(names)
     while pending:
@@ -78,7 +78,7 @@ def _add_requirements(names: set[str]) -> set[str]:
 def _list_requirements(name: str) -> Iterator[str]:
     try:
         lines = requires(name) or []
-    except PackageNotFoundError:  # only the machine has the package
+    except PackageNotFoundError:  # the package is on the machine, but not installed here
         return
     for requirement in map(Requirement, lines):
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):

@@ -1,4 +1,4 @@
-"""Errors, limits, and failures of the checks of benchmarks.gpu.check."""
+"""Errors, limits and failures of the checks in benchmarks.gpu.check."""
 
 import math
 
@@ -21,7 +21,7 @@ def test_an_error_that_is_not_a_number_fails() -> None:
     assert not Measured("x", math.nan, 1.0).has_passed
 
 
-def test_the_worst_error_ignores_a_tensor_that_is_small_among_all() -> None:
+def test_the_worst_error_ignores_a_relatively_small_tensor() -> None:
     expected = {"a": torch.full((4,), 100.0), "b": torch.full((4,), 10.0), "c": torch.full((4,), 1e-6)}
     found = {"a": expected["a"], "b": expected["b"] * 1.1, "c": torch.zeros(4)}
     assert compute_worst_error(found, expected) == pytest.approx(0.1)
@@ -66,6 +66,6 @@ def test_weights_that_differ_by_a_thousandth_fail(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_a_check_beyond_its_time_limit_fails_and_the_next_check_runs_in_a_new_process() -> None:
+def test_a_check_beyond_its_limit_fails_and_the_next_check_runs_in_a_new_process() -> None:
     result = run_program("gpu.check --device cpu --quick --limit-s 0.3 --only segments,weights", code=1)
     assert result["failures"] == dict.fromkeys(("segments", "weights"), "no result after 0.3 s")

@@ -1,4 +1,4 @@
-"""The programs for a GPU need no package beyond those of a machine with torch, and three wheels."""
+"""The programs for a GPU need only the packages of a machine with torch, and three wheels."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from tests.benchmarks.programs import ROOT, run_program
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-# The programs, the command, and the imports of a run's processes with the process sandbox and the embedded engine.
+# The programs, the command, and the modules that a run with the process sandbox and the embedded engine imports.
 MODULES = (
     *(f"benchmarks.gpu.{name}" for name in ("__main__", "check", "checks.check_table", "training", "serving", "runs")),
     *("benchmarks.gpu.machine_facts", "asterism.engine.inference.embedded_factory", "asterism.analysis.summary"),
@@ -34,13 +34,13 @@ def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPro
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_the_machine_lacks_the_packages_of_figures_containers_and_checked_answers() -> None:
+def test_the_machine_lacks_packages_for_figures_containers_and_answer_checks() -> None:
     absent = list_absent_modules()
     assert {"polars", "aiodocker", "math_verify", "latex2sympy2_extended", "rensa"} <= absent
     assert not {"torch", "msgspec", "structlog", "zmq", "typer", "rich", "configs"} & absent
 
 
-def test_the_modules_of_a_run_and_of_the_programs_import_on_the_machine(environment: dict[str, str]) -> None:
+def test_runs_and_programs_can_be_imported_on_the_machine(environment: dict[str, str]) -> None:
     done = run(environment, "-c", PRINT_LOADED, *MODULES)
     assert done.returncode == 0, done.stderr
     assert not {"polars", "matplotlib", "aiodocker", "math_verify"} & set(done.stdout.split())

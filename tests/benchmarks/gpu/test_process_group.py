@@ -1,4 +1,4 @@
-"""A killed section of benchmarks.gpu leaves no process, in whatever way it ends."""
+"""A section of benchmarks.gpu leaves no process, however it ends."""
 
 import json
 import signal
@@ -16,7 +16,7 @@ from tests.processes import family, is_running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-# A section with processes that leave its group and its session, and ignore SIGTERM.
+# A section whose processes leave its process group and its session, and ignore SIGTERM.
 STUBBORN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -61,7 +61,7 @@ def starting(*arguments: str) -> Generator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def test_a_section_at_its_limit_is_killed_with_the_processes_that_left_its_group(tmp_path: Path) -> None:
+def test_a_section_at_its_limit_is_killed_with_processes_outside_its_group(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     with starting("-c", RUN_STUBBORN, STUBBORN, str(pids)) as process:
         output, _ = process.communicate(timeout=60)
@@ -78,24 +78,24 @@ def test_a_section_at_its_limit_leaves_no_temporary_files() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_run_ends_with_the_program_that_measures_it(number: signal.Signals) -> None:
-    """Five processes or more end: the program, the section, the launcher, and processes of the run."""
+def test_a_measured_run_ends_with_the_program(number: signal.Signals) -> None:
+    """The program, the section, the launcher and the processes of the run end: five processes or more."""
     with starting(*DEMO) as process:
         wait_until(lambda: len(family(process.pid)) >= 5)
         members = family(process.pid)
         process.send_signal(number)
         code = process.wait(60)
-        if number == signal.SIGKILL:  # the kernel kills one generation after the other
+        if number == signal.SIGKILL:  # each generation is killed when its parents have died
             wait_until(lambda: not any(map(is_running, members)), 20.0)
     assert code == {signal.SIGTERM: 128 + number, signal.SIGINT: -number, signal.SIGKILL: -number}[number]
     assert not [pid for pid in members if is_running(pid)]
 
 
-def test_a_section_that_exceeds_its_limit_is_an_error_and_other_sections_run(tmp_path: Path) -> None:
+def test_a_section_beyond_its_limit_is_an_error_and_other_sections_run(tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
     limited = run_program("gpu --quick --only passes_small --limit-s 0.2 --out", str(out), code=1)
     error = limited["passes_small.error"]
-    assert error.partition(":")[0] == "no result after 0.2 s"  # the output on stderr follows
+    assert error.partition(":")[0] == "no result after 0.2 s"  # the section's output on stderr follows
     run_program("gpu --quick --only head,passes_small --out", str(out))
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     measured = [(line["section"], "error" in line) for line in lines if line["section"] != "machine"]

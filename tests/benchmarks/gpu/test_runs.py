@@ -1,4 +1,4 @@
-"""The output of a run reaches the error of its section, whether the run fails or its section is killed."""
+"""The error of a section contains the output of its run, whether the run fails or the section is killed."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.gpu.runs import QUICK, run_asterism
 run_asterism(Path(sys.argv[1]), {**QUICK, "rl.steps": sys.argv[2]})
 """
-# In a separate process, because run_limited kills all children of its process.
+# The code runs in a separate process, because run_limited kills all children of its own process.
 MEASURE = """
 import json, sys
 from benchmarks.gpu.process_group import adopt_orphans, run_limited
@@ -34,12 +34,12 @@ def read_error(runs: Path, steps: int, limit_s: float) -> str:
     return str(json.loads(done.stdout)["error"])
 
 
-def test_the_error_of_a_section_has_the_output_of_a_run_that_fails(tmp_path: Path) -> None:
+def test_a_sections_error_has_the_output_of_its_failed_run(tmp_path: Path) -> None:
     error = read_error(tmp_path, -1, 100.0)
     assert "rl.steps" in error
     assert error.endswith("asterism run ended with exit code 2")
 
 
-def test_the_error_of_a_section_has_the_output_of_a_run_that_is_killed(tmp_path: Path) -> None:
+def test_a_sections_error_has_the_output_of_its_killed_run(tmp_path: Path) -> None:
     error = read_error(tmp_path, 100_000, 15.0)
     assert error.startswith("no result after 15.0 s: run demo, seed 0")

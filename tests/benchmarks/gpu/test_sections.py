@@ -38,14 +38,14 @@ def test_each_section_has_a_function_that_takes_its_arguments(*, is_quick: bool)
         inspect.signature(section.import_function()).bind(device=None, **section.arguments)
 
 
-def test_each_limit_exceeds_the_estimate_and_the_main_sections_fit_into_a_call_of_ten_minutes() -> None:
+def test_limits_exceed_estimates_and_the_main_sections_fit_into_ten_minutes() -> None:
     sections = list_sections(is_quick=False)
     assert all(section.limit_s >= 1.5 * section.estimate_s for section in sections.values())
     main = list(sections)[: list(sections).index("run_1.7B") + 1]
     assert sum(sections[name].estimate_s for name in main) < 560  # the budget in docs/gpu.md
 
 
-def test_a_section_that_does_not_fit_the_rest_of_the_budget_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_section_longer_than_the_rest_of_the_budget_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: dict[str, float] = {}
 
     def record_limit(name: str, limit_s: float, shared: program.SharedOptions) -> Figures:
@@ -62,7 +62,7 @@ def test_a_section_that_does_not_fit_the_rest_of_the_budget_is_skipped(monkeypat
     found, skipped = program.run_sections(sections, shared)
     assert (found, skipped) == ({"short": {"x": 1.0}, "late": {"x": 1.0}}, ["long"])
     assert limits["short"] == 30
-    assert 90 < limits["late"] <= 95  # the rest, less a margin
+    assert 90 < limits["late"] <= 95  # the rest of the budget, less a margin
 
 
 def test_sections_run_without_facts_of_the_machine_but_not_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_sections_run_without_facts_of_the_machine_but_not_without_a_gpu(monkeyp
     assert ran == ["machine", "head", "machine"]
 
 
-def test_figures_of_a_file_count_in_later_calls_unless_the_section_or_a_part_failed(tmp_path: Path) -> None:
+def test_a_later_call_reuses_recorded_figures_unless_the_section_failed(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     append_result(path, "machine", {"gpu": "a card"}, 1.0, FACTS)
     append_result(path, "head", {"head_s": 1.0}, 2.0, FACTS)
@@ -105,7 +105,7 @@ def test_figures_of_a_file_count_in_later_calls_unless_the_section_or_a_part_fai
     assert line == {"section": "head", "figures": {"head_s": 1.0}, "seconds": 2.0, **FACTS}
 
 
-def test_a_part_that_fails_leaves_the_figures_of_the_other_parts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_part_does_not_lose_figures_of_other_parts(capsys: pytest.CaptureFixture[str]) -> None:
     def run_out_of_memory() -> Figures:
         raise RuntimeError("out of memory")
 
@@ -120,7 +120,7 @@ def test_a_part_that_fails_leaves_the_figures_of_the_other_parts(capsys: pytest.
     assert find_figures(killed, 9.0) == {**figures, "end_error": "no result after 9.0 s"}
 
 
-def test_a_section_has_the_figures_that_it_sent_even_if_its_end_fails() -> None:
+def test_a_failed_section_keeps_the_figures_that_it_sent() -> None:
     output = 'a library prints\nfigures: {"x": 1.0}\nand prints\n'
     assert find_figures(Finished(0, output, "a warning", 1.0), 9.0) == {"x": 1.0}
     assert find_figures(Finished(-11, output, "", 1.0), 9.0) == {"x": 1.0, "end_error": "exit code -11"}
@@ -145,7 +145,7 @@ def test_alternating_advantages_add_up_to_zero() -> None:
     assert alternate_advantages([0.0, 0.0, 1.0, 0.0]) == [1.0, -1.0, 1.0, -1.0]
 
 
-def test_the_peak_of_memory_does_not_count_the_first_round_which_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_peak_excludes_the_compiling_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr(training, "reset_peak_memory", lambda device: calls.append(f"reset {device}"))
     training.measure_seconds(lambda: calls.append("work"), torch.device("cpu"), rounds=2)

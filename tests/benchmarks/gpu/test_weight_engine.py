@@ -1,4 +1,4 @@
-"""The engine's process of the weights section: its values, and errors that reach the learner's process."""
+"""The engine's process in the weights section: the loaded values, and errors that reach the learner."""
 
 from collections.abc import Generator
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_weights_from_the_slot_fail_where_shared_memory_is_required(engine: Weig
         engine.load_shared(published)
 
 
-def test_the_error_of_a_version_that_cannot_be_loaded_reaches_the_learner(engine: WeightEngine) -> None:
+def test_a_failed_load_is_reported_to_the_learner(engine: WeightEngine) -> None:
     with pytest.raises(EngineFailed, match="WeightsRefused: weights have 1 bytes"):
         engine.load(WeightsPublished(0, "/no/such/slot", 1, ""))
     with pytest.raises(EngineFailed, match="ended"):
