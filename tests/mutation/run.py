@@ -118,9 +118,16 @@ def list_scopes(text: str) -> list[Scope]:
     return [Scope("", 0, len(text.splitlines()) - 1), *walk(ast.parse(text), "")]
 
 
+def strip_comments(text: str) -> str:
+    return re.sub(r"  # .*", "", text)
+
+
 def list_occurrences(text: str, function: str, old: str) -> list[int]:
-    """Return the first line of each occurrence of `old` in the functions with this name, at any indentation."""
-    lines, wanted = text.splitlines(), textwrap.dedent(old).splitlines()
+    """Return the first line of each occurrence of `old` in the functions with this name, at any indentation.
+
+    Comments at the ends of lines can differ.
+    """
+    lines, wanted = strip_comments(text).splitlines(), textwrap.dedent(strip_comments(old)).splitlines()
     first_lines = {
         number
         for scope in list_scopes(text)
@@ -143,7 +150,11 @@ def read_text(path: Path) -> str:
 def find(tree: Path, mutation: Mutation) -> Place:
     """Find the place, preferably in the mutation's file. Raises LookupError unless there is exactly one place."""
     mutation = mutation._replace(**mutation.moved_to or {})
-    paths = [path for path in list_product_files(tree) if mutation.old.strip().partition("\n")[0] in read_text(path)]
+    paths = [
+        path
+        for path in list_product_files(tree)
+        if strip_comments(mutation.old.strip().partition("\n")[0]) in read_text(path)
+    ]
     places: list[Place] = []
     for path in paths:
         found = list_occurrences(read_text(path), mutation.function, mutation.old)
