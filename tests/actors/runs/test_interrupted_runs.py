@@ -54,7 +54,7 @@ def test_interrupts_save_the_last_trained_step_and_resumes_continue_the_run(
     """Meanwhile a second run in the same folder is refused."""
     settings = ("rl.steps=40", "learner.checkpoints.every=1000")  # some steps remain at both signals
     run = start_trained(*settings)
-    run.wait_until((tmp_path / "demo" / "data").exists)
+    run.wait_until(run.folder.lock.exists)
     second = start(tmp_path, "--overwrite")
     run.wait_for("step", 2)
     assert f"using this folder (process {run.process.pid})" in second.end(2)
