@@ -59,6 +59,7 @@ def busy_machine() -> Iterator[None]:
             process.wait()
 
 
+@pytest.mark.nightly
 def test_a_second_run_on_a_busy_machine_is_identical_byte_for_byte(start_trained: Start, strict_run: RunFolder) -> None:
     with busy_machine():
         again = start_trained(*STRICT)

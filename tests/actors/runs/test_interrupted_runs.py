@@ -70,6 +70,7 @@ def test_interrupts_save_the_last_trained_step_and_resumes_continue_the_run(
     assert read_conserved_summary(run.folder)["pass1_start"] is not None
 
 
+@pytest.mark.nightly
 def test_second_signals_during_the_save_leave_a_run_that_resumes(tmp_path: Path, start_trained: Start) -> None:
     settings = ("rl.steps=8", "learner.checkpoints.every=1000")
     for second in (signal.SIGINT, signal.SIGKILL):

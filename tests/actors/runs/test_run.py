@@ -126,6 +126,7 @@ def test_a_bfloat16_engines_logprobs_differ_from_the_learners_within_the_stated_
     assert step["mismatch_max"] < 0.3  # measured: 0.09
 
 
+@pytest.mark.nightly
 def test_a_run_can_consist_of_only_the_cold_start(tmp_path: Path, start: Start) -> None:
     run = start(tmp_path, "rl.steps=0", "evaluation.questions=0")
     run.succeed()

@@ -49,7 +49,9 @@ def check_last_values(stored: Stored, folder: RunFolder) -> None:
     assert last == pytest.approx(expected, rel=1e-6, abs=1e-9)  # TensorBoard has float32
 
 
-@pytest.mark.parametrize("name", SINKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=() if each == "wandb" else pytest.mark.nightly) for each in SINKS]
+)
 def test_a_backend_continues_its_run_after_repeated_steps(name: str, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     write_resolved(RunConfig(name="demo", metrics=MetricsConfig(wandb_mode="offline")), folder.config)

@@ -61,6 +61,7 @@ def test_a_run_on_the_machine_ends_without_figures(environment: dict[str, str], 
     assert json.loads((folder / "summary.json").read_text())["replay_identical"] is True
 
 
+@pytest.mark.nightly
 def test_the_benchmark_and_its_runs_end_on_the_machine(environment: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
     figures = run_program("gpu --quick --only run_small,head --out", str(out), env=environment)
@@ -69,6 +70,7 @@ def test_the_benchmark_and_its_runs_end_on_the_machine(environment: dict[str, st
     assert [json.loads(line)["section"] for line in out.read_text().splitlines()] == ["machine", "run_small", "head"]
 
 
+@pytest.mark.nightly
 def test_the_checks_pass_on_the_machine(environment: dict[str, str]) -> None:
     chosen = "float32_qwen3,segments,weights,shared_weights,non_finite,graphs,collectives,offload"
     result = run_program(f"gpu.check --device cpu --quick --only {chosen}", env=environment)

@@ -77,7 +77,10 @@ def test_a_section_at_its_limit_leaves_no_temporary_files() -> None:
     assert output.split() == ["None", "False", "False"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, *(pytest.param(each, marks=pytest.mark.nightly) for each in (signal.SIGTERM, signal.SIGINT))],
+)
 def test_a_measured_run_ends_with_the_program(number: signal.Signals) -> None:
     """The program, the section, the launcher and the processes of the run end: five processes or more."""
     with starting(*DEMO) as process:
@@ -91,6 +94,7 @@ def test_a_measured_run_ends_with_the_program(number: signal.Signals) -> None:
     assert not [pid for pid in members if is_running(pid)]
 
 
+@pytest.mark.nightly
 def test_a_section_beyond_its_limit_is_an_error_and_other_sections_run(tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
     limited = run_program("gpu --quick --only passes_small --limit-s 0.2 --out", str(out), code=1)

@@ -59,7 +59,7 @@ def refused(folder: RunFolder, trajectory: int, *flags: object, turn: int = 1) -
 # ---------------------------------------------------------------- fork
 
 
-@pytest.mark.parametrize("turn", [0, 1])
+@pytest.mark.parametrize("turn", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_a_branch_without_changes_is_identical_to_the_original(finished: RunFolder, tmp_path: Path, turn: int) -> None:
     original = answered(finished, 0)
     result, printed = fork(finished, tmp_path, original.trajectory_id, "--turn", turn)
