@@ -55,7 +55,7 @@ class FaultyNetwork:
 
 
 class FaultyWire:
-    """Implements asterism.bus.transport.reliable_transport.Wire. Packets for a full inbox are lost."""
+    """An implementation of reliable_transport.Wire that loses packets for a full inbox."""
 
     def __init__(self, network: FaultyNetwork, transport: ReliableTransport) -> None:
         self._network = network

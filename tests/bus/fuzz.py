@@ -140,7 +140,7 @@ class Fuzzer:
         self._check_accept(packet)
         self.outcomes["packets read"] += 1
         if self._receive_window.epoch > 1 or self._receive_window.expected > 1 << 40:
-            self._receive_window = ReceiveWindow(OWN_EPOCH)  # no regular packet could follow
+            self._receive_window = ReceiveWindow(OWN_EPOCH)  # no later random packet could continue these numbers
 
     def _check_accept(self, packet: Packet) -> None:
         receive_window = self._receive_window
@@ -178,7 +178,7 @@ class Fuzzer:
         assert packet is None or send_window.base <= packet.first <= send_window.next_number
         self.outcomes["acknowledgements accepted" if is_valid else "acknowledgements refused as invalid"] += 1
         if ack.receiver_epoch > 1:
-            self._send_window = SendWindow("a", 1, "b")  # the used window refuses lower epochs from now on
+            self._send_window = SendWindow("a", 1, "b")  # the old window refuses all lower epochs
 
 
 def main() -> None:

@@ -28,8 +28,8 @@ def read_data(*pieces: bytes) -> list[bytes]:
         (b"data: a\n\r\ndata: b\r\n\n", [b"a", b"b"]),
         (b"\n\n\r\r\n\ndata: a\n\n\n\n", [b"a"]),
         (b"\xef\xbb\xbfdata: a\n\n", [b"a"]),
-        (b"\xef\xbb\xbf\xef\xbb\xbfdata: a\n\ndata: b\n\n", [b"b"]),  # one mark alone is removed
-        (b"data: a\n\n\xef\xbb\xbfdata: b\n\n", [b"a"]),  # and at the start alone
+        (b"\xef\xbb\xbf\xef\xbb\xbfdata: a\n\ndata: b\n\n", [b"b"]),  # only one byte order mark is removed
+        (b"data: a\n\n\xef\xbb\xbfdata: b\n\n", [b"a"]),  # a byte order mark is removed only at the start
         (b": comment\ndata: a\n\n", [b"a"]),
         (b":\ndata: a\n:\n\n", [b"a"]),
         (b"data: a\n: comment\ndata: b\n\n", [b"a\nb"]),
@@ -41,18 +41,18 @@ def read_data(*pieces: bytes) -> list[bytes]:
         *((b"unknown\nother: x\ndata: a\n\n", [b"a"]), (b"data: a\n", []), (b"data: a", [])),
         (b"data: a\n\ndata: b\n", [b"a"]),
         (b"data: \x0b\x0c\x1c\x1d\x1e\xc2\x85\xe2\x80\xa8\n\n", [b"\x0b\x0c\x1c\x1d\x1e\xc2\x85\xe2\x80\xa8"]),
-        (b"data: \xff\xfe\n\n", [b"\xff\xfe"]),  # not decoded
+        (b"data: \xff\xfe\n\n", [b"\xff\xfe"]),  # data is not decoded
         (b"", []),
     ],
 )
-def test_a_stream_is_read_by_the_specification_in_any_pieces(stream: bytes, data: list[bytes]) -> None:
+def test_a_stream_is_read_by_the_specification_for_any_split(stream: bytes, data: list[bytes]) -> None:
     assert read_data(stream) == data
     assert read_data(*(stream[place : place + 1] for place in range(len(stream)))) == data
     for place in range(len(stream)):
         assert read_data(stream[:place], b"", stream[place:]) == data
 
 
-def test_the_kind_belongs_to_its_event_alone() -> None:
+def test_a_kind_applies_only_to_its_own_event() -> None:
     assert read(b"event: error\nevent: last\ndata: a\n\ndata: b\n\nevent: x\n\ndata: c\n\n") == [
         (b"last", b"a"),
         (b"", b"b"),
@@ -84,7 +84,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES, max_size=40).map(b"".join), st.lists(st.integers(0, 200), max_size=8))
-def test_any_stream_in_any_pieces_agrees_with_the_definition(stream: bytes, cuts: list[int]) -> None:
+def test_any_stream_is_read_by_the_definition_for_any_split(stream: bytes, cuts: list[int]) -> None:
     bounds = sorted({0, len(stream), *(min(cut, len(stream)) for cut in cuts)})
     assert read_data(*(stream[begin:end] for begin, end in pairwise(bounds))) == read_by_definition(stream)
 

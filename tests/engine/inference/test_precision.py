@@ -1,4 +1,4 @@
-"""Tests of the difference between the engine's and transformers' logprobs, in float32 and bfloat16 (docs/engine.md)."""
+"""Tests of the difference between logprobs of the engine and transformers, in float32 and bfloat16 (docs/engine.md)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +33,7 @@ ARCHITECTURE_CONFIGS = [
 
 
 def generated(model: CausalLM) -> list[Generation]:
-    """Generate all requests in one batch, with the longer prompts in chunks."""
+    """Generate all requests in one batch, and prefill the longer prompts in chunks."""
     found = generate(EngineCore(model, Capacity(2048, 16, 128), prefill_tokens=30), *REQUESTS)
     return [found[request.sequence_id] for request in REQUESTS]
 
@@ -41,7 +41,7 @@ def generated(model: CausalLM) -> list[Generation]:
 def build_reference(
     model: CausalLM, folder: Path, dtype: torch.dtype
 ) -> Callable[[list[Generation]], NDArray[np.float32]]:
-    """Return transformers' logprobs of the same tokens, from one forward over each whole sequence."""
+    """Return a function that computes logprobs of the same tokens with transformers, by one forward per sequence."""
     reference = load_reference(folder, model).to(dtype)
 
     def logprobs(generations: list[Generation]) -> NDArray[np.float32]:

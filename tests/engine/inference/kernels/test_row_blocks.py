@@ -1,4 +1,4 @@
-"""Tests of attention's blocks, with a type for each source of keys and values."""
+"""Tests of the blocks of attention: each source of keys and values has a type."""
 
 from typing import Any, NamedTuple
 
@@ -28,7 +28,9 @@ def build_prompts(attention: PagedAttention, *, tokens: int) -> list[Any]:
     return list(attention.build_prefill_blocks(2, chunks, arrays))
 
 
-def test_running_sequences_are_dense_up_to_the_memory_limit_and_then_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_sequences_are_dense_within_the_memory_limit_and_otherwise_gathered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tables = torch.zeros((2, LONGEST // PAGE), dtype=torch.int64)
     [dense] = build_attention().build_decode_blocks([1, 2], [20, 30], tables)
     assert isinstance(dense, DenseBlock) and (dense.first, dense.end, dense.width) == (0, 2, 32)

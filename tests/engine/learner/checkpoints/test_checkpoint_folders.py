@@ -54,14 +54,14 @@ def test_fewer_checkpoints_than_the_limit_are_all_kept(tmp_path: Path) -> None:
     assert folders.list_saved_steps(tmp_path) == [0, 1, 2, 3]
 
 
-def test_a_missing_folder_and_one_without_trainer_state_are_not_resumable(tmp_path: Path) -> None:
+def test_a_folder_without_trainer_state_is_not_resumable(tmp_path: Path) -> None:
     (tmp_path / "step_000003").mkdir()
     assert not folders.is_resumable(tmp_path / "step_000003")
     assert folders.list_saved_steps(tmp_path) == folders.list_saved_steps(tmp_path / "missing") == []
 
 
 class OfTorch(BaseException):
-    """A BaseException, like torch's CheckpointException."""
+    """A BaseException with the base class of CheckpointException in torch."""
 
 
 @pytest.mark.parametrize(
