@@ -1,4 +1,4 @@
-"""Small random models and tokenizers for the tests of engine/."""
+"""Small random models and tokenizers for tests of the engine."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -26,7 +26,7 @@ VOCABULARY = 97
 def small_config(
     *, num_kv_heads: int = 2, tie_word_embeddings: bool = True, vocab_size: int = VOCABULARY, **options: Any
 ) -> DecoderConfig:
-    """`options`: further fields of DecoderConfig."""
+    """Make a small config. `options`: more fields of DecoderConfig."""
     return DecoderConfig(
         vocab_size=vocab_size,
         hidden_size=32,
@@ -41,7 +41,7 @@ def small_config(
 
 
 def small_architecture(model_type: str, **options: Any) -> DecoderConfig:
-    """The small model of an architecture; with experts, the first of two layers has one MLP."""
+    """Make a small config of an architecture. With experts, the first of its two layers has a single MLP."""
     experts = ExpertsConfig(
         num_experts=8, experts_per_token=3, expert_size=24, normalizes_weights=True, dense_layers=(0,)
     )

@@ -31,7 +31,7 @@ def publish(publisher: WeightPublisher | AdapterPublisher, version: int) -> Weig
 
 
 def damage(published: WeightsPublished) -> None:
-    """Change two bytes of the first parameter in the slot."""
+    """Change two bytes of the slot's first parameter."""
     with Path(published.path).open("r+b") as file:
         file.seek(get_body_offset(published.num_bytes) + 9)
         file.write(b"\x55\x55")

@@ -1,4 +1,4 @@
-"""Server-sent events: the specification's rules, any division into pieces, and the limit of an event's size."""
+"""Tests of server-sent events: the rules of the specification, splits at any position, and the limit of an event."""
 
 import re
 from itertools import pairwise

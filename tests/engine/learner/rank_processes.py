@@ -1,4 +1,4 @@
-"""Runs functions on ranks, which are forks of one process that has imported torch, which takes seconds.
+"""Runs functions on ranks. All ranks are forks of one process with torch, because the import of torch takes seconds.
 
 Complete runs with several ranks (tests/actors/runs) use torchrun instead, as users do.
 """

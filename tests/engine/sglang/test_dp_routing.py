@@ -14,13 +14,13 @@ def test_a_single_rank_needs_no_assignment():
     assert DataParallelRouter(1).assign(1, make_ids(4)) is None
 
 
-def test_sequences_of_one_prompt_share_a_rank_and_others_go_to_the_least_busy_rank():
+def test_sequences_of_one_prompt_share_a_rank_and_others_use_the_least_busy_rank():
     router = DataParallelRouter(2)
     assert [router.assign(sequence_id, make_ids(4, 5)) for sequence_id in (1, 2)] == [0, 0]
     assert router.assign(3, make_ids(8)) == 1
     router.release(0)
     router.release(0)
-    assert router.assign(4, make_ids(9)) == 0  # rank 0 is idle now
+    assert router.assign(4, make_ids(9)) == 0  # rank 0 is idle
     assert router.assign(1, make_ids(4, 5, 6)) == 0
     assert router.assign(3, make_ids(8, 9, 9)) == 1
 

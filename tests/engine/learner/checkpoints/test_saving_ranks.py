@@ -72,7 +72,7 @@ def save_in_a_loop(_ranks: RankGroup, checkpoint: Path, out: Path, committed: "C
 
 
 def kill_while_saving(folder: Path, num_checkpoints: int, delay_s: float) -> list[int]:
-    """Kill the saving process `delay_s` after this number of checkpoints; return the steps that it has sent."""
+    """Kill the saving process `delay_s` after it has saved this number of checkpoints. Return the steps it has sent."""
     receiver, sender = Pipe(duplex=False)
     with start_ranks(1, save_in_a_loop, folder / "model", folder / "out", sender, out=folder) as (process,):
         reported = [receiver.recv() for _ in range(num_checkpoints)]
