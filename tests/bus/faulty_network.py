@@ -19,7 +19,7 @@ class FaultRates(msgspec.Struct, frozen=True):
     lost: float = 0.0
     duplicated: float = 0.0
     delayed: float = 0.0
-    full: float = 0.0  # packets that are refused at first
+    full: float = 0.0  # packets that the wire refuses at first because it is full
 
 
 class FaultyNetwork:

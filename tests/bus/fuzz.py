@@ -82,7 +82,7 @@ def nest(data: bytes, draw: random.Random) -> bytes:
 
 
 def lengthen(data: bytes, draw: random.Random) -> bytes:
-    """Increment the first byte, which may be an array's length, and add random bytes."""
+    """Increment the first byte, which can be the length of an array, and add random bytes."""
     return (bytes((data[0] + 1,)) if data and data[0] < 0xFF else b"") + data[1:] + draw.randbytes(3)
 
 
@@ -103,7 +103,7 @@ class Fuzzer:
         self._targets = (self._fuzz_frame, self._fuzz_frame, self._fuzz_packet, self._fuzz_ack)
 
     def run(self, inputs: int) -> None:
-        """Fuzz all targets in turn. Raises AssertionError, or any other exception, for an error."""
+        """Fuzz all targets in turn. An error raises AssertionError or another exception."""
         for number in range(inputs):
             self._targets[number % 4]()
 

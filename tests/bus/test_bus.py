@@ -150,7 +150,7 @@ async def test_a_cancelled_send_affects_no_other_message(join: Join) -> None:
     assert sorted(numbers) == [*sent, 800]
 
 
-async def test_a_malformed_frame_is_refused_and_the_next_one_is_received(join: Join) -> None:
+async def test_a_malformed_frame_is_refused_and_the_next_frame_is_received(join: Join) -> None:
     a, b = join("a"), join("b")
     await a.send_frame("b", b"\xc1 nonsense")
     await a.send("b", LeaseReleased(1, 5))

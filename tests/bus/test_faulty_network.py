@@ -13,7 +13,7 @@ from asterism.bus.messages import Envelope, LeaseReleased
 from tests.bus.faulty_network import FaultRates, FaultyNetwork
 from tests.bus.networks import call
 
-FRAMES = 400  # frames in each lane
+FRAMES = 400  # number of frames in each lane
 FAULTS = FaultRates(lost=0.1, duplicated=0.1, delayed=0.2, full=0.1)
 Received = dict[Lane, list[int]]
 

@@ -12,7 +12,7 @@ KINDS: tuple[type[msg.AnyMessage], ...] = get_args(msg.AnyMessage)
 
 
 def make_frame(kind: type[msg.AnyMessage], sender: str = "a", to: str = "b") -> bytes:
-    """Return the prefix of a frame, which determines its lane."""
+    """Return the first bytes of a frame, which determine its lane."""
     return (
         bytes((0x93, 0xA0 + len(sender)))
         + sender.encode()

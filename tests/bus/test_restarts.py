@@ -69,7 +69,7 @@ async def test_a_new_incarnation_gets_unacknowledged_frames(join: Join) -> None:
 
 
 async def test_a_restored_receiver_gets_only_new_frames(join: Join) -> None:
-    """The sender has no acknowledgement of the frames that the receiver had received."""
+    """The sender has no acknowledgement of the frames that the receiver has received."""
     a, b = join("a", epoch=4), join("b")
     await send_calls(a, "b", 300)
     received = await receive_many(b, 120)

@@ -1,4 +1,4 @@
-"""Publishes whole parameters as a learner with one rank does, other ones in each version."""
+"""Publishes whole parameters as a learner with one rank does. Each version has parameters of its own."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ class WholePublisher:
 
 
 def publish(publisher: WeightPublisher | AdapterPublisher, version: int) -> WeightsPublished:
-    """Publish on a single rank."""
+    """Publish as the only rank."""
     published = publisher.publish(version)
     assert published is not None
     return published

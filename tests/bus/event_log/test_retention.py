@@ -118,7 +118,7 @@ def test_each_commit_removes_a_bounded_number_of_events(open_log: Callable[[int]
     assert len(log.list_trajectories()) == 20 + 1 - 6 + 1
 
 
-def test_removed_events_are_counted_by_launch(open_log: Callable[[int], Writer]) -> None:
+def test_removed_events_are_counted_for_each_launch(open_log: Callable[[int], Writer]) -> None:
     log = open_log(1)
     log.write(STARTED)
     log.step(1, events=4)

@@ -42,7 +42,7 @@ def write_log(path: Path, *appended: tuple, **options: bool) -> Path:  # pyright
 
 @settings(max_examples=5)
 @given(events)
-def test_events_are_read_in_the_order_in_which_they_were_appended(
+def test_events_are_read_in_the_order_of_their_appends(
     tmp_path_factory: pytest.TempPathFactory, appended: list[tuple]
 ) -> None:  # pyright: ignore
     path = tmp_path_factory.mktemp("log") / "log.sqlite"
@@ -113,7 +113,7 @@ def test_the_error_for_a_damaged_or_missing_log_names_the_file(tmp_path: Path, c
             read()
 
 
-def test_long_frames_are_compressed_losslessly(tmp_path: Path) -> None:
+def test_long_frames_are_compressed_without_loss(tmp_path: Path) -> None:
     frames = [bytes(range(256)) * 8, b"a word and another " * 100, bytes(4000), b"\x01" * 511, b"\x93short"]
     events = ((0.0, "a", "b", "Kind", None, frame) for frame in frames)
     path = write_log(tmp_path / "log.sqlite", *events, compress=True)
@@ -122,7 +122,7 @@ def test_long_frames_are_compressed_losslessly(tmp_path: Path) -> None:
         lengths = [length for (length,) in connection.execute("SELECT length(frame) FROM events ORDER BY seq")]
     assert lengths[1] < 100
     assert lengths[2] < 100
-    assert lengths[3:] == [512, 6]  # one more byte for the marker
+    assert lengths[3:] == [512, 6]  # one byte more than the frame: the marker
 
 
 def test_an_event_without_a_decision_has_the_decision_none(tmp_path: Path) -> None:

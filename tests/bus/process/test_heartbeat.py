@@ -1,4 +1,4 @@
-"""Heartbeats are sent to the launcher of the node."""
+"""Tests: a process sends heartbeats to the launcher of its node."""
 
 import asyncio
 import socket

@@ -35,7 +35,7 @@ def test_operations_of_an_earlier_incarnation_are_ignored(tmp_path: Path) -> Non
         assert (list_names(path, 2), list_names(path, 3)) == (["save"], [])
 
 
-def test_concurrent_operations_may_end_in_any_order() -> None:
+def test_concurrent_operations_can_end_in_any_order() -> None:
     record = OperationRecord()
     saving, training = record.run("save"), record.run("step 4")
     saving.__enter__()

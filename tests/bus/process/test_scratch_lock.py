@@ -135,7 +135,7 @@ def test_trees_that_are_too_deep_or_not_readable_are_removed(parent: Path) -> No
     assert not path.exists()
 
 
-def test_an_owner_has_ended_only_if_its_folder_would_be_visible_here(tmp_path: Path) -> None:
+def test_an_owner_whose_folder_is_not_visible_does_not_count_as_ended(tmp_path: Path) -> None:
     with holding_scratch(tmp_path / "scratch") as path:
         owner = name_owner(path)
         assert not has_owner_ended(owner)

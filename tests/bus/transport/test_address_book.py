@@ -209,7 +209,7 @@ def test_the_last_book_stays_valid_after_its_folder_is_deleted(tmp_path: Path, k
     assert network.find_entry("a") == entry
 
 
-def test_the_bulk_lane_has_the_next_port() -> None:
+def test_the_bulk_lane_uses_the_port_after_the_control_lane() -> None:
     address = TcpAddress("10.0.0.1", 29700)
     assert (address.format_endpoint(CONTROL), address.format_endpoint(BULK)) == (
         "tcp://10.0.0.1:29700",

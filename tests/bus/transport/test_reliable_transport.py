@@ -90,13 +90,11 @@ def receive_frames(transport: ReliableTransport, first: int, count: int, acks: l
     transport.on_packet(lane, Packet("b", "a", PEER_EPOCH, 1, 0, 0, first, [b"x"] * count), acks.append)
 
 
-async def test_frames_sent_in_one_loop_iteration_share_a_packet(
-    transport: ReliableTransport, wire: RecordingWire
-) -> None:
+async def test_frames_of_one_loop_iteration_share_a_packet(transport: ReliableTransport, wire: RecordingWire) -> None:
     await send(transport, 5)
     assert wire.packets == []
     await run_loop()
-    assert wire.count_frames() == [0]  # a probe
+    assert wire.count_frames() == [0]  # this packet is a probe
     receive_ack(transport, 0, 0)
     assert wire.count_frames() == [0, 5]
     await send(transport, 1)
@@ -135,7 +133,7 @@ async def test_a_sender_waits_while_the_window_is_full(transport: ReliableTransp
 
 
 @pytest.mark.parametrize("limits", [LinkLimits(1000, window_bytes=8)])
-async def test_one_frame_may_exceed_the_window(transport: ReliableTransport, wire: RecordingWire) -> None:
+async def test_one_frame_can_exceed_the_window(transport: ReliableTransport, wire: RecordingWire) -> None:
     await send(transport, 1, size=100)
     waiting = asyncio.create_task(send(transport, 1))
     await run_loop()
@@ -262,9 +260,7 @@ async def test_an_oversized_frame_is_refused(transport: ReliableTransport) -> No
     assert transport.unacknowledged == {}
 
 
-async def test_a_packet_that_reaches_a_mebibyte_gets_no_further_frame(
-    transport: ReliableTransport, wire: RecordingWire
-) -> None:
+async def test_a_packet_of_a_mebibyte_gets_no_further_frame(transport: ReliableTransport, wire: RecordingWire) -> None:
     await connect(transport, 8, size=400_000)
     assert wire.count_frames() == [0, 3, 3, 2]
     assert TARGET_PACKET_BYTES < 3 * 400_000

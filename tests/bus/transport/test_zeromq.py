@@ -217,9 +217,7 @@ async def test_connections_of_other_users_are_closed() -> None:
 
 
 @pytest.mark.slow
-async def test_frames_for_a_peer_wait_until_a_file_descriptor_is_free(
-    join: Join, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_frames_for_a_peer_wait_for_a_free_file_descriptor(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
     create, failures = zmq.Context.socket, [errno.EMFILE, errno.EMFILE]
     a, b = join("a"), join("b")
 

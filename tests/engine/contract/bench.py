@@ -1,4 +1,4 @@
-"""What the contract's cases require of an engine's tests: how to create the engine, and its traits."""
+"""The interface between the contract's cases and an engine's tests: how to create the engine, and its traits."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,18 +17,18 @@ from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.hf_checkpoint import load_model
 from tests.engine.whole_publisher import WholePublisher
 
-ORDINARY = 250  # ids below are in the vocabulary of every model here
+ORDINARY = 250  # the ids below are in the vocabulary of every model in these tests
 
 
 class Traits(NamedTuple):
     """Properties that differ between engines."""
 
-    logprob_error: float  # largest difference from the learner's float32 logprobs
+    logprob_error: float  # largest difference from the learner's logprobs in float32
     max_running: int
-    prefix_tokens: int  # granularity of a sequence's cached prefix
+    prefix_tokens: int  # the cached prefix of a sequence is a multiple of this number
     forgets: bool  # a released page is free immediately; otherwise the engine frees it on demand
     long_turn: int  # number of new tokens of a turn that a case interrupts
-    look_s: float  # seconds between reads of the engine's load
+    look_s: float  # seconds between two reads of the engine's load
 
 
 class Bench(Protocol):
@@ -48,7 +48,7 @@ class Bench(Protocol):
     def unstarted(self) -> Engine: ...
 
     async def end_abruptly(self, engine: Engine) -> None:
-        """Kill the thread or processes that compute. `bench.engine()` creates a replacement."""
+        """Kill the thread or processes that compute. `bench.engine()` starts another engine."""
         ...
 
 
@@ -91,10 +91,10 @@ async def wait_until(
 async def saturate(
     bench: Bench, engine: Engine, count: int, condition: Callable[[EngineLoad], bool]
 ) -> list[Generation]:
-    """Keep `count` turns of 100 new tokens in flight until the condition holds; return all answers."""
+    """Keep `count` turns of 100 new tokens in flight until the condition is true. Return all answers."""
     calls: list[asyncio.Future[Generation]] = []
     while not condition(engine.get_load()):
-        answered = [call.result() for call in calls if call.done()]  # raises the failure of a turn
+        answered = [call.result() for call in calls if call.done()]  # raises the error of a failed turn
         for _ in range(count - (len(calls) - len(answered))):
             calls.append(asyncio.ensure_future(engine.generate(request(len(calls), 100))))
         await asyncio.sleep(bench.traits.look_s)

@@ -1,4 +1,4 @@
-"""The report of one case of the fake CUDA suite. The test process imports this module, so it does not import torch."""
+"""The report of one case of the fake CUDA suite. The test process imports this module, but must not import torch."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ class PartCount(msgspec.Struct, frozen=True):
 class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""  # end of the traceback; empty if the case succeeded
     updates: int = 1
-    syncs: list[str] = []  # module:function of each wait for the GPU
+    syncs: list[str] = []  # each wait for the GPU, as module:function
     captured_waits: list[str] = []  # waits for the GPU in a graph, which must not contain waits
     pageable_copies: list[str] = []  # copies from host memory that is not page-locked
     blocking_copies: list[str] = []  # copies in either direction for which the host waits

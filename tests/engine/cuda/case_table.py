@@ -1,4 +1,4 @@
-"""The cases of the fake CUDA suite: settings for one step of learner or engine. It does not import torch."""
+"""The cases of the fake CUDA suite: settings for one step of learner or engine. This module does not import torch."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args
@@ -82,7 +82,7 @@ class SamplingCase(NamedTuple):
     """A case that samples rows with the vocabulary of Qwen3, alone or within a decode step."""
 
     rows: int
-    sampling: Mapping[str, Any] = {}  # fields of Sampling
+    sampling: Mapping[str, Any] = {}  # fields of the Sampling parameters
     has_graphs: bool = False
 
     @property
@@ -117,7 +117,7 @@ class WideCase(NamedTuple):
         return replace(read_qwen3("1.7B"), num_layers=self.layers, experts=self.experts, model_type=model_type)
 
 
-# experts of the width and size of Qwen3-30B-A3B, and half as many
+# half as many experts as in Qwen3-30B-A3B, with the same width and size
 _EXPERTS = ExpertsConfig(num_experts=64, experts_per_token=8, expert_size=768, normalizes_weights=True)
 WIDE_CASES: dict[str, WideCase] = {
     "eager, none": WideCase("none", compiles=False),
@@ -125,7 +125,7 @@ WIDE_CASES: dict[str, WideCase] = {
     "experts": WideCase("full", layers=1, experts=_EXPERTS),
 }
 PART_CASES = {"project": "project", "finish": "finish"}  # methods of DecoderLayer that are compiled alone
-# for each defect (planted_defects.py), the group and the name of the case that finds it
+# by defect (planted_defects.py): the group and the name of the case that finds the defect
 PLANTED_CASES: dict[str, tuple[str, str]] = {
     "empty CPU maxima": ("learner", "cold start"),
     "item": ("learner", "qwen3"),

@@ -36,7 +36,7 @@ def checking_collectives(check: Callable[[str, Tensor, Any], None], *, calls: bo
 
 
 class NoGroup:
-    """A stand-in for a process group, if collectives are not called."""
+    """A stand-in for a process group, which is sufficient if collectives are not called."""
 
 
 def _is_group(value: object) -> bool:

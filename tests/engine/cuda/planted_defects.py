@@ -78,7 +78,7 @@ def plant_eager_layers() -> Generator[None]:
 
 @contextmanager
 def plant_eager_head() -> Generator[None]:
-    """Run the pointwise part of the output head without compilation."""
+    """Run the elementwise part of the output head without compilation."""
     with patch.object(causal_lm, "compile_head_kernels", EagerHeadKernels):
         yield
 

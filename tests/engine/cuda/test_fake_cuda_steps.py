@@ -78,9 +78,7 @@ def test_every_part_of_a_step_launches_kernels(reports: dict[str, CaseReport]) -
 
 
 @pytest.mark.parametrize("name", ENGINE_CASES)
-def test_a_step_of_the_engine_uses_one_device_and_stays_below_its_ceilings(
-    name: str, reports: dict[str, CaseReport]
-) -> None:
+def test_an_engine_step_uses_one_device_and_stays_below_its_ceilings(name: str, reports: dict[str, CaseReport]) -> None:
     report = reports[name]
     assert report.error == "" and report.mixed_devices == [], f"{report.mixed_devices}\n{report.error}"
     assert report.kernels > 0

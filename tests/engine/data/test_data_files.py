@@ -57,7 +57,7 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, extension: str) -> Non
 
 @pytest.mark.parametrize("extension", [".jsonl", ".json", ".csv"])
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
-def test_a_text_file_may_be_compressed_and_start_with_a_byte_order_mark(
+def test_a_text_file_can_be_compressed_and_start_with_a_byte_order_mark(
     tmp_path: Path, extension: str, encoding: str
 ) -> None:
     WRITERS[extension](tmp_path / f"a{extension}")
@@ -85,7 +85,7 @@ def test_invalid_text_after_the_byte_order_mark_is_refused(tmp_path: Path) -> No
     assert read_error(tmp_path / "a.jsonl") == "a.jsonl: not UTF-16-LE text: truncated data; save it as UTF-8"
 
 
-def test_the_parts_of_a_folder_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
+def test_the_parts_of_a_folder_are_read_in_alphabetical_order(tmp_path: Path) -> None:
     for number, row in enumerate(ROWS):
         polars.DataFrame([row]).write_parquet(tmp_path / f"train-0000{number}-of-00002.parquet")
     (tmp_path / "README.md").write_text("of the data set")
@@ -103,7 +103,7 @@ def test_the_name_of_a_parquet_file_is_no_glob_pattern(tmp_path: Path) -> None:
     assert read_fields(tmp_path / "some[1].parquet") == [{"answer": 1}]
 
 
-def test_parquet_numbers_keep_their_decimals(tmp_path: Path) -> None:
+def test_numbers_in_parquet_keep_their_decimals(tmp_path: Path) -> None:
     columns = {
         "short": polars.Series([0.1], dtype=polars.Float32),
         "long": polars.Series([0.1]),

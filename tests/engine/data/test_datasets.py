@@ -75,7 +75,7 @@ def test_a_row_of_dapo_yields_the_question_without_its_instruction(file: Path) -
     assert read_one(file, row) == ("Q?\nIt is $Answer.", "34")
 
 
-def test_a_parquet_file_equals_the_same_rows_as_jsonl(tmp_path: Path) -> None:
+def test_a_parquet_file_gives_the_same_rows_as_jsonl(tmp_path: Path) -> None:
     rows = [
         {"prompt": [{"role": "user", "content": "one?"}], "reward_model": {"ground_truth": "1"}, "agent_name": "a"},
         {"prompt": [{"role": "user", "content": "two?"}], "reward_model": {"ground_truth": "2"}, "agent_name": "a"},

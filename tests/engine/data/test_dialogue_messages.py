@@ -132,14 +132,14 @@ def test_reasoning_is_written_with_the_tag_of_the_prefill(tmp_path: Path, messag
     assert turn == f"Add.</reason>\n{ANSWER}<|im_end|>"
 
 
-def test_without_a_prefill_reasoning_gets_think_tags(tmp_path: Path) -> None:
+def test_reasoning_gets_think_tags_without_a_prefill(tmp_path: Path) -> None:
     answers = {"content": ANSWER}, {"content": ANSWER, "reasoning_content": "Add."}
     rows = [{"messages": [USER, {"role": "assistant", **answer}]} for answer in answers]
     turns = write_turns(tmp_path / "some.jsonl", *rows, prefill="")
     assert turns == [f"{ANSWER}<|im_end|>", f"<think>Add.</think>\n{ANSWER}<|im_end|>"]
 
 
-def test_a_prefill_without_a_tag_must_begin_the_content(tmp_path: Path) -> None:
+def test_the_content_must_begin_with_a_prefill_that_has_no_tag(tmp_path: Path) -> None:
     messages = [USER, {"role": "assistant", "content": "Three."}]
     with pytest.raises(DatasetError, match=r"`messages\[1\]\.content`: must start with Well, , the prefill"):
         write_turns(tmp_path / "some.jsonl", {"messages": messages}, prefill="Well, ")

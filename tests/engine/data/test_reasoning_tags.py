@@ -77,15 +77,13 @@ def test_a_tag_without_its_counterpart_makes_the_row_unusable(content: str, fiel
         (CALL, "", CALL),
     ],
 )
-def test_the_renderer_of_a_family_receives_reasoning_and_text_separately(
-    content: str, reasoning: str, rest: str
-) -> None:
+def test_a_family_renderer_gets_reasoning_and_text_separately(content: str, reasoning: str, rest: str) -> None:
     message = DialogueMessage("assistant", {"content": content}, HERE)
     assert message.split_reasoning() == (reasoning, rest)
 
 
 @pytest.mark.parametrize("content", ["a</think>b</think>", "<think>a<think>b</think>c", "a<think>b", "<think>a"])
-def test_the_renderer_of_a_family_refuses_unpaired_tags(content: str) -> None:
+def test_a_family_renderer_refuses_unpaired_tags(content: str) -> None:
     with pytest.raises(RowDefect, match="reasoning needs its pair"):
         DialogueMessage("assistant", {"content": content}, HERE).split_reasoning()
 

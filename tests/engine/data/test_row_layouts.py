@@ -179,13 +179,13 @@ def test_a_malformed_call_of_a_known_function_is_reported(tmp_path: Path, call: 
         None,
     ],
 )
-def test_a_response_without_one_python_program_is_left_out(tmp_path: Path, response: str | None) -> None:
+def test_a_response_without_exactly_one_python_program_is_skipped(tmp_path: Path, response: str | None) -> None:
     bad_rows, other = BadRows(9), {"instruction": "?", "response": response}
     assert len(read_rows(tmp_path / "some.jsonl", other, MAGICODER, file=FILES["code"], bad_rows=bad_rows)) == 1
     assert bad_rows.errors == []
 
 
-def test_rows_with_another_value_of_a_column_are_left_out(tmp_path: Path) -> None:
+def test_rows_with_another_value_in_the_column_are_skipped(tmp_path: Path) -> None:
     on = {**NEMOTRON, "reasoning": "on", "output": "<think>\nHm.\n</think>\n\nGoodbye!"}
     unknown, bad_rows = {**NEMOTRON, "reasoning": None}, BadRows(9)
     (row,) = read_rows(tmp_path / "some.jsonl", on, unknown, NEMOTRON, file=FILES["chat"], bad_rows=bad_rows)
@@ -211,7 +211,7 @@ def test_an_unusable_field_is_reported(tmp_path: Path, name: str, row: dict[str,
     assert f": row 1, field {problem}" in str(caught.value)
 
 
-def test_a_program_needs_the_tool_in_the_run(tmp_path: Path) -> None:
+def test_a_program_is_refused_if_the_row_lacks_the_tool(tmp_path: Path) -> None:
     file = SftFileConfig(name="some", data="", program_tool="jupyter_code")
     row = {**MAGICODER, "tools": [CLOCK]}
     with pytest.raises(DatasetError, match=r"unknown function 'jupyter_code'; known: get_time"):

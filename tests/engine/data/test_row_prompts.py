@@ -82,7 +82,7 @@ def test_five_public_layouts_have_the_token_ids_of_a_task_with_their_tools(tmp_p
     assert all(row.dialogue.loss_mask == loss_mask for row in found)
 
 
-def test_a_parquet_file_of_rows_with_tools_equals_the_same_rows_as_jsonl(tmp_path: Path) -> None:
+def test_rows_with_tools_are_equal_in_parquet_and_jsonl(tmp_path: Path) -> None:
     rows = [PUBLIC_ROWS["reasoning_content"], {"tools": None, "messages": chat("1?", "1")}]
     polars.DataFrame(rows, strict=False, infer_schema_length=None).write_parquet(tmp_path / "some.parquet")
     found, expected = read_file(tmp_path / "some.parquet"), read_rows(tmp_path / "some.jsonl", *rows)
@@ -98,14 +98,14 @@ def test_a_chat_keeps_its_system_text_unless_the_file_sets_the_runs_prompt(tmp_p
     assert (FORMAT.system in row.text) == (FORMAT.instruction in row.text) == (prompt == "run")
 
 
-def test_a_row_without_a_prompt_has_the_runs_prompt(tmp_path: Path) -> None:
+def test_a_row_without_a_prompt_uses_the_prompt_of_the_run(tmp_path: Path) -> None:
     rows = [{"messages": chat("1?", "1"), **absent} for absent in ({}, {"tools": []}, {"tools": "", "system": None})]
     first, *others = read_rows(tmp_path / "some.jsonl", *rows)
     assert {(row.text, row.generated) for row in others} == {(first.text, first.generated)}
     assert first.text.startswith(render_prompt("1?", FORMAT))
 
 
-def test_a_row_with_the_runs_system_text_keeps_its_own_tools(tmp_path: Path) -> None:
+def test_a_row_with_the_system_text_of_the_run_keeps_its_own_tools(tmp_path: Path) -> None:
     bare = build_dialogue_format(DialogueConfig(tools=(), system=SYSTEM), MATH_PYTHON)
     for row in read_rows(tmp_path / "some.jsonl", *PUBLIC_ROWS.values(), formats=bare):
         assert row.text.startswith(render_prompt(QUESTION, build_task_format(*SCHEMAS)))
@@ -121,7 +121,7 @@ def test_only_a_null_that_parquet_adds_is_dropped_from_a_schema(tmp_path: Path) 
     assert filled.parameters["properties"] == {"unit": {"type": "string"}}
 
 
-def test_tools_without_a_system_text_follow_the_default_system_text(tmp_path: Path) -> None:
+def test_the_default_system_text_precedes_tools_without_a_system_text(tmp_path: Path) -> None:
     (row,) = read_rows(tmp_path / "some.jsonl", {"tools": [TOOL], "messages": chat(QUESTION, ANSWER)})
     task = build_task_format(SCHEMAS[0], system="You are a helpful assistant.")
     assert row.text.startswith(render_prompt(QUESTION, task))

@@ -106,7 +106,7 @@ def test_an_unknown_function_with_a_lone_surrogate_is_listed(file: Path) -> None
     describe_bad_rows(bad_rows.errors).encode()
 
 
-def test_a_call_may_be_part_of_the_content_even_if_it_is_malformed(file: Path) -> None:
+def test_the_content_can_contain_a_call_even_if_it_is_malformed(file: Path) -> None:
     text = '<tool_call>\n{"name": \n</tool_call>'
     row = read_row(file, QUESTION, make_call_turn(content=f"<reason>{text}"), RESULT, ANSWER)
     assert row.generated.startswith(f"{text}<|im_end|>")
@@ -133,7 +133,7 @@ def test_a_chat_can_have_several_questions(file: Path) -> None:
     assert "<|im_end|>\n<|im_start|>user\n2?<|im_end|>\n<|im_start|>assistant\n<reason>Yes." in row.text
 
 
-def test_a_parquet_file_equals_the_same_rows_as_jsonl(file: Path, tmp_path: Path) -> None:
+def test_a_parquet_file_gives_the_same_rows_as_jsonl(file: Path, tmp_path: Path) -> None:
     messages = [QUESTION, make_call_turn(tool_calls=[{"function": FUNCTION}]), RESULT, ANSWER]
     filled = [{"tool_calls": None, **message} for message in messages]
     parquet = tmp_path / "some.parquet"
@@ -199,7 +199,7 @@ def test_a_run_without_tasks_ignores_the_task_of_a_row(file: Path) -> None:
     assert len(read_rows(file, {"task": "chess", "messages": [QUESTION, ANSWER]})) == 1
 
 
-def test_a_task_of_a_parquet_file_is_read(tmp_path: Path) -> None:
+def test_the_task_of_a_row_is_read_from_parquet(tmp_path: Path) -> None:
     formats = {"math": FORMAT, "plain": build_format("tools")}
     parquet = tmp_path / "some.parquet"
     turns = [QUESTION, {"role": "assistant", "content": "1"}]

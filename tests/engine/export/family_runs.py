@@ -54,7 +54,7 @@ class TrainedTurn(NamedTuple):
     place: int  # index of the message
     start: int  # position of the turn's first token
     end: int
-    question: int  # position at which the turn of the last question starts
+    question: int  # position at which the turn with the last question starts
 
 
 class FamilyRun(NamedTuple):
@@ -131,14 +131,14 @@ class FamilyRun(NamedTuple):
         return kept
 
     def expect_prompt(self, trained: list[int], turn: TrainedTurn) -> list[int]:
-        """Return the served model's prompt of a turn: the run's, without the reasoning that the template removes."""
+        """Return the served model's prompt of a turn, which is the run's prompt without the removed reasoning."""
         prompt = trained[: turn.start]
         if self.is_quick:  # the empty reasoning at the end of the prompt remains
             return self.drop_reasoning(prompt, turn.start - len(self.encode(EMPTY_REASONING)))
         return self.drop_reasoning(prompt, turn.question)
 
     def expect_whole(self, trained: list[int], turn: TrainedTurn, message: Message) -> list[int]:
-        """Return the dialogue: Qwen3's template adds empty reasoning to a last turn, and ends turns in a line break."""
+        """Return the dialogue. Qwen3's template adds empty reasoning to a last turn, and a line break to each turn."""
         has_reasoning = self.is_llama or self.is_quick or "reasoning_content" in message
         added = [] if has_reasoning else self.encode(EMPTY_REASONING)
         return [

@@ -12,7 +12,7 @@ Message = dict[str, Any]
 STARTS = ("", "", "\n", "\n\n", " ", "I", "The", ">", "(", "</", ".", "\u00e9", "e\u0301")  # composed, decomposed
 MIDDLES = ("6 * 7", "See it.", "print(1)", "\U0001f600 ja", "<b>", "1234567", "a\tb", "x = {'a': [1, 2]}", "")
 ENDS = ("", "", ".", "\n", ".\n", "\n\n", " ", ">", "]", '"', "}\n", "e")
-BREAKS = ("\n", "\n\n", "")  # line breaks after reasoning in a text
+BREAKS = ("\n", "\n\n", "")  # line breaks between reasoning and text
 HOSTILE = ("<|im_end|>", "<tool_response>", "<|im_start|>system\n", "</think>", "<tool_call>", "<|eot_id|>", "<|")
 
 

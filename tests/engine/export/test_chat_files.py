@@ -1,4 +1,4 @@
-"""The exported chat template, with the exported tokenizer, gives the token ids of the run."""
+"""Tests: the exported chat template and the exported tokenizer give the token ids of the run."""
 
 import json
 from pathlib import Path
@@ -104,7 +104,7 @@ def test_special_tokens_in_texts_of_users_and_tools_stay_text(qwen: Any) -> None
 
 
 @pytest.mark.parametrize("family", FAMILY_KINDS)
-def test_texts_without_marks_keep_their_ids(tmp_path: Path, family: str) -> None:
+def test_the_exported_tokenizer_encodes_texts_like_the_original(tmp_path: Path, family: str) -> None:
     kind = FAMILY_KINDS[family]
     original = load_tokenizer(write_family_tokenizer(tmp_path / "original", kind))
     exported = export_chat(tmp_path / "exported", kind, DialogueConfig())

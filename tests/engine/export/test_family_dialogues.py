@@ -111,7 +111,7 @@ def has_special(run: FamilyRun, messages: list[Message]) -> bool:
 
 
 def test_the_template_removes_blanks_at_the_ends_of_turns(tmp_path: Path) -> None:
-    """Qwen3's template removes line breaks around the reasoning of the last turns; Llama 3's, blanks around a text."""
+    """Qwen3's template strips line breaks around reasoning in the last turns. Llama 3's strips blanks around texts."""
     call: dict[str, Any] = {"function": {"name": "jupyter_code", "arguments": {"code": "1 + 1"}}}
     question, result = {"role": "user", "content": "1 + 1?"}, {"role": "tool", "content": "2"}
     qwen = make_family_run(tmp_path / "qwen", "qwen3")

@@ -61,7 +61,7 @@ def test_a_kind_applies_only_to_its_own_event() -> None:
 
 
 def read_by_definition(stream: bytes) -> list[bytes]:
-    """Read a complete stream by the rules of the specification, one after the other."""
+    """Read a complete stream by applying the rules of the specification one after the other."""
     text = stream.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     *lines, _ = text.split(b"\n")
     buffer, found = b"", list[bytes]()
@@ -107,7 +107,7 @@ def test_an_event_without_an_end_is_refused_at_the_limit(pieces: list[bytes]) ->
             list(reader.add(piece))
 
 
-def test_the_limit_applies_to_one_event_without_comments_between_events() -> None:
+def test_comments_between_events_do_not_count_toward_the_limit() -> None:
     stream = (b"data: " + b"x" * 40 + b"\n" + b": " + b"y" * 30 + b"\n\n") * 50
     assert read_data(*(stream[place : place + 7] for place in range(0, len(stream), 7))) == [b"x" * 40] * 50
     assert len(read(stream, max_bytes=100)) == 50

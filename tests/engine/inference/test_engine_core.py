@@ -64,7 +64,7 @@ def test_a_seed_gives_the_same_tokens_in_any_batch(model: CausalLM) -> None:
 
 
 @pytest.mark.parametrize("changed", [0, 3, 9])
-def test_a_cached_prefix_is_used_up_to_its_first_different_id(model: CausalLM, changed: int) -> None:
+def test_a_cached_prefix_is_used_up_to_its_first_different_token(model: CausalLM, changed: int) -> None:
     core = core_with_rows(model)
     prompt = random_ids(6, 0)
     first = generate(core, GenerationRequest(1, prompt, 5, seed=1))[1]

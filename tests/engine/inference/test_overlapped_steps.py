@@ -50,7 +50,7 @@ def assert_equal(found: Generation, wanted: Generation) -> None:
 class Command(NamedTuple):
     before_step: int
     kind: str  # "submit", "abort", "release" or "weights"
-    number: int  # number of the sequence
+    number: int  # id of the sequence
 
 
 class Life(NamedTuple):
@@ -133,7 +133,7 @@ def draw_script(draws: np.random.Generator) -> tuple[list[Command], dict[int, Ge
     return commands, requests
 
 
-def test_a_script_of_all_commands_gives_equal_generations_and_counters() -> None:
+def test_a_script_with_all_commands_gives_equal_generations_and_counters() -> None:
     assert_equal_lives(*draw_script(np.random.default_rng(1)), pages=128)
 
 

@@ -77,7 +77,7 @@ def test_bfloat16_logprobs_differ_within_the_documented_bounds(tmp_path: Path, n
     found = generated(model.to(torch.bfloat16))
     for reference in (low(found), exact(found)):
         differences = np.abs(join_logprobs(found) - reference)
-        assert 1e-3 < differences.mean() < 0.035  # measured: 0.025; in float32 it would be 1e-6
+        assert 1e-3 < differences.mean() < 0.035  # measured: 0.025; float32 has 1e-6
         assert np.quantile(differences, 0.99) < 0.15  # measured: 0.10
         assert differences.max() < 0.6  # measured: 0.31
     assert np.abs(join_logprobs(found) - exact(found)).mean() < 1.2 * np.abs(low(found) - exact(found)).mean()

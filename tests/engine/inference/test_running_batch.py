@@ -47,7 +47,7 @@ def test_two_overlapped_steps_advance_positions_and_unknown_steps() -> None:
     second = batch.launch()  # launched while the first step is unknown
     assert describe(batch) == ([5, 5], 2)
     assert batch.mark_known(first) is None
-    assert describe(batch) == ([5, 5], 1)  # known: p + 1 + v
+    assert describe(batch) == ([5, 5], 1)  # state "known": position p + 1 + v
     ended = first.sequences[0]
     batch.drop_ended([(ended, 5)])
     assert describe(batch) == ([5], 1)  # state "dropped", for the kept sequence
@@ -57,7 +57,7 @@ def test_two_overlapped_steps_advance_positions_and_unknown_steps() -> None:
     assert describe(batch) == ([5], 0)
 
 
-def test_a_sequence_with_all_tokens_leaves_the_batch_but_keeps_its_row() -> None:
+def test_a_sequence_leaves_the_batch_but_keeps_its_row_after_its_last_launch() -> None:
     batch = join(1, 9)
     step = batch.launch()
     batch.retire_at_limit()

@@ -52,7 +52,7 @@ def varlen_2_11(
     scale: float | None = None,
     window_size: tuple[int, int] = (-1, -1),
 ) -> Tensor:
-    """Attend, with the signature of torch 2.11."""
+    """Compute attention, with the signature of torch 2.11."""
     assert window_size == get_mask(max_q)
     assert scale is not None
     check_lengths(cu_seq_q, max_q)
@@ -77,7 +77,7 @@ def varlen_2_13(
     block_table: Tensor | None = None,
     num_splits: int | None = None,
 ) -> Tensor:
-    """Attend, with the signature of torch 2.13."""
+    """Compute attention, with the signature of torch 2.13."""
     assert (window_size, enable_gqa, num_splits) == (get_mask(max_q), True, 1)
     assert scale is not None
     check_lengths(cu_seq_q, max_q)

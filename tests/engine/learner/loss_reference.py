@@ -11,13 +11,13 @@ from asterism.configs.schema.learner_config import LearnerConfig
 
 
 class ReferenceSequence(NamedTuple):
-    logprobs: Tensor  # float64, with gradient
+    logprobs: Tensor  # in float64, with gradient
     behaviour: Sequence[float]
     old: Sequence[float]  # log probabilities in the denominators of the ratios
     advantage: float
     group_id: int
     entropies: Sequence[Tensor] = ()
-    reference: Sequence[float] = ()  # log probabilities under the frozen policy
+    reference: Sequence[float] = ()  # log probabilities of the frozen policy
 
 
 def compute_reference_loss(

@@ -98,4 +98,4 @@ def _run(
     ranks = join_ranks(learner)
     errors.with_suffix(".result").write_bytes(pickle.dumps(program(ranks, *arguments)))
     leave_ranks(ranks)
-    os._exit(0)  # like leave_ranks, for a program that has made a group of its own
+    os._exit(0)  # ends the process like leave_ranks, even if the program has created a group

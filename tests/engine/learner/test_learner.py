@@ -210,7 +210,7 @@ async def test_sigterm_abandons_the_current_step(tmp_path: Path) -> None:
     assert list_saved_steps(folder.checkpoints) == []
 
 
-async def test_unusable_input_is_reported_in_one_line(made: tuple[RunConfig, RunFolder]) -> None:
+async def test_the_report_of_unusable_input_has_one_line(made: tuple[RunConfig, RunFolder]) -> None:
     _, folder = made
     (folder.data / "sft.jsonl").write_text("{}\n")
     async with learner(folder) as peers:

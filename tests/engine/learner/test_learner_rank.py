@@ -170,7 +170,7 @@ def test_rl_continues_with_weights_and_moments_of_another_run(open_rank: OpenRan
         second.close()
         weights, expected = saved_weights(other_folder, 1), saved_weights(folder, 3)
         difference = max(float((weights[name] - expected[name]).abs().max()) for name in expected)
-        assert (difference < 1e-6) is keep, difference  # sums in another order
+        assert (difference < 1e-6) is keep, difference  # the sums have another order
     start, end = saved_weights(other_folder, 0), saved_weights(folder, 2)
     assert all(torch.equal(start[name], end[name]) for name in end)
 

@@ -21,7 +21,7 @@ def reduced(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     return sent
 
 
-def test_the_cold_start_sends_its_loss_and_no_empty_maxima(reduced: list[Tensor]) -> None:
+def test_the_cold_start_reduces_its_loss_but_no_empty_maxima(reduced: list[Tensor]) -> None:
     sums = reduce_outputs([LossOutput(torch.tensor(2.0)), LossOutput(torch.tensor(3.0))], RankGroup())
     assert (sums.loss, sums.maxima) == (5.0, {})
     assert [each.tolist() for each in reduced] == [[5.0]]

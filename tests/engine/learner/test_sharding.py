@@ -78,8 +78,8 @@ class RankReport(NamedTuple):
     loaded: dict[str, ParameterForm]
     logprobs: list[float]
     after_forward: dict[str, ParameterForm]
-    mesh: dict[str, int]  # sizes of the mesh by name
-    backends: list[str]  # backends of the control group and of the tensor group
+    mesh: dict[str, int]  # sizes of the dimensions of the mesh, by name
+    backends: list[str]  # backends of two groups: control and tensor
     timeouts_s: list[float]
 
 
@@ -130,7 +130,7 @@ def check_report(report: RankReport, model: WrittenModel, ranks: int, most_bytes
 
 @slow
 def test_a_rank_loads_only_its_shards_and_keeps_only_them(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model", make_config(num_layers=4, vocab_size=20_001))  # 135 MB
+    model = write_model(tmp_path / "model", make_config(num_layers=4, vocab_size=20_001))  # its size is 135 MB
     first, second = probe(2, model.folder, dtype="bfloat16", collective_timeout_s=77)
     for report in (first, second):
         check_report(report, model, 2, most_bytes=model.num_bytes / 2 + 50 * MB)
@@ -166,7 +166,7 @@ def test_a_single_rank_in_float32_has_unsharded_parameters(tmp_path: Path) -> No
     assert all(type(parameter) is torch.nn.Parameter for parameter in model.parameters())
 
 
-def test_errors_of_the_files_name_file_and_tensor(tmp_path: Path) -> None:
+def test_errors_of_weight_files_name_file_and_tensor(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", small_config())
     save_file({"model.norm.weight": torch.ones(31)}, model.folder / "1.safetensors")
     with pytest.raises(CheckpointError, match=r"1\.safetensors: model\.norm\.weight has shape \[31\]"):

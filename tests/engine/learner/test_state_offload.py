@@ -179,7 +179,7 @@ def test_device_memory_is_free_from_a_publication_to_the_next_step(open_rank: Op
     rank = open_rank(run, folder)
     assert count_moved(rank) == 0
     assert rank.start(None, no_report, journaled_steps=[1]).published is None
-    assert count_moved(rank) == 0  # the engines' memory is still lent
+    assert count_moved(rank) == 0  # the learner still uses the engines' memory
     train_step(rank, folder, 1, publish=False)
     assert count_moved(rank) == 0
     metrics = train_step(rank, folder, 2).metrics

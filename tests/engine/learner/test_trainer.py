@@ -59,7 +59,7 @@ def _on_policy(made: Trainer, before: TrainingSample) -> TrainingSample:
     return replace_tokens(before, logprobs=logprobs.tobytes())
 
 
-def test_on_policy_rows_show_no_mismatch_and_no_clipping_before_the_first_update() -> None:
+def test_on_policy_rows_have_no_mismatch_and_no_clipping_before_the_first_update() -> None:
     made = make_trainer(minibatches=1)
     metrics = made.run_rl_step([build_rl_sequence(_on_policy(made, each)) for each in rows(0)])
     assert metrics["mismatch_max"] < 1e-4

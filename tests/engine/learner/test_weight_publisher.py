@@ -82,7 +82,7 @@ def assert_holds(published: WeightsPublished, expected: dict[str, Tensor]) -> No
         pytest.param(4, 2, "float32", {"dp_replicate": 2}, id="a copy on each node"),
     ],
 )
-def test_the_published_weights_have_the_rows_of_all_ranks(
+def test_the_published_weights_contain_the_rows_of_all_ranks(
     ranks: int, ranks_per_node: int, dtype: str, learner: dict[str, str | int], tmp_path: Path
 ) -> None:
     model = write_model(tmp_path / "model", small_config(vocab_size=101, tie_word_embeddings=False))

@@ -33,7 +33,7 @@ def test_explicit_positions_are_used() -> None:
     assert not torch.allclose(model(token_ids, 2 * torch.arange(12)[None]), model(token_ids))
 
 
-def test_a_seed_gives_the_same_weights() -> None:
+def test_equal_seeds_give_equal_weights() -> None:
     first, again, other = (CausalLM(small_config()) for _ in range(3))
     for model, seed in ((first, 1), (again, 1), (other, 2)):
         initialize_weights(model, seed)

@@ -107,7 +107,7 @@ def test_no_gradients_are_computed_for_the_weights_of_frozen_experts(monkeypatch
     assert all(torch.equal(each, expected[name]) for name, each in found.items())
 
 
-def test_a_pass_without_tokens_gives_every_parameter_a_gradient() -> None:
+def test_after_a_pass_without_tokens_every_parameter_has_a_gradient() -> None:
     layer = build_layer()
     gradients = run_and_collect_gradients(layer, torch.zeros(0, 5, 16))
     assert gradients.keys() == {"output", "input", *dict(layer.named_parameters())}

@@ -98,7 +98,7 @@ def count_added(family: Family, token_ids: Sequence[int]) -> dict[str, int]:
     return {text: list(token_ids).count(token_id) for token_id, text in added.items()}
 
 
-def test_qwen3_has_the_prompt_of_its_template(tmp_path: Path) -> None:
+def test_the_prompt_equals_the_template_of_qwen3(tmp_path: Path) -> None:
     qwen = make_family(tmp_path, "qwen3")
     text = qwen.tokenizer.decode(qwen.renderer.render_prompt("1 + 1?"))
     assert text.startswith("<|im_start|>system\nYou are a helpful assistant that solves problems step by step")
@@ -154,7 +154,7 @@ def test_a_call_that_cannot_run_is_parsed_as_an_error_message(family: Family) ->
     assert isinstance(call, MalformedCall)
 
 
-def test_the_first_observation_ends_the_prompt(tmp_path: Path) -> None:
+def test_the_first_observation_is_the_end_of_the_prompt(tmp_path: Path) -> None:
     for name in FAMILIES:
         made = make_family(tmp_path / name, name, TaskDescription("environment", instruction="Play: "))
         head = made.renderer.render_prompt("ignored")

@@ -58,7 +58,7 @@ def test_a_model_with_fewer_embeddings_than_token_ids_is_refused(tokenizer: Fast
         check_vocabulary(small_config(vocab_size=size - 1), tokenizer)
 
 
-def test_a_different_vocabulary_is_detected(tokenizer: FastTokenizer, tmp_path: Path) -> None:
+def test_a_vocabulary_that_differs_is_refused(tokenizer: FastTokenizer, tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     load_tokenizer(tmp_path).check_same_vocabulary(tokenizer)
     file = tmp_path / "tokenizer.json"

@@ -24,7 +24,7 @@ PLAIN_FIELDS = {"model", "prompt", "max_tokens", "temperature", "top_p", "seed",
 
 
 class CompletionsServer:
-    """`vllm` gives token ids; `llama.cpp` ignores the extensions and has ids in logprobs; `openai` takes and gives texts.
+    """The dialect `vllm` returns token ids, `llama.cpp` returns ids only in logprobs, and `openai` uses only texts.
 
     `openai` also sends events without a space after the colon. The next requests get the HTTP statuses in `failures`, with the header
     `retry_after`. With `is_down`, the proxy answers 502. Requests after the first `max_answered` get no answer.

@@ -25,7 +25,7 @@ class Script(NamedTuple):
 
 
 class ScriptedServer:
-    """Plays `scripts` in order and repeats the last one. A request for one token, as at a start, gets it immediately.
+    """Sends `scripts` in order and repeats the last one. A request for one token (at a start) is answered immediately.
 
     With `scripts_by_name`, the name in the prompt selects the script.
     """

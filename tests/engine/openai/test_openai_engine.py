@@ -91,13 +91,13 @@ def bench(model_folder: Path, tmp_path: Path, dialect: Dialect) -> OpenAIBench:
 
 
 @pytest.mark.parametrize("case", CASES, ids=sentence)
-async def test_a_server_with_token_ids_passes(case: Case, bench: OpenAIBench) -> None:
+async def test_a_server_with_token_ids_passes_the_contract(case: Case, bench: OpenAIBench) -> None:
     await case(bench)
 
 
 @pytest.mark.parametrize("dialect", ["llama.cpp"])
 @pytest.mark.parametrize("case", generation.STREAMING, ids=sentence)
-async def test_a_server_with_ids_in_logprobs_passes(case: Case, bench: OpenAIBench) -> None:
+async def test_a_server_with_ids_in_logprobs_passes_the_contract(case: Case, bench: OpenAIBench) -> None:
     await case(bench)
 
 
@@ -244,9 +244,7 @@ async def test_requests_are_retried_only_if_the_server_is_overloaded(bench: Open
             await engine.generate(request(1))
 
 
-async def test_the_error_of_a_start_names_the_problem_and_the_remedy(
-    model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_start_error_names_problem_and_remedy(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = load_tokenizer(model_folder)
     server = CompletionsServer(model_folder, "vllm", LONGEST, key="secret")
 

@@ -38,7 +38,7 @@ def port() -> int:
 
 @pytest.fixture(autouse=True)
 def check_threads() -> Iterator[None]:
-    """Check for threads in a collective: at Python's exit they would abort the process with SIGABRT."""
+    """Check that no thread is in a collective: at Python's exit it would abort the process with SIGABRT."""
     yield
     for thread in threading.enumerate():
         if thread.name.startswith("weights "):

@@ -31,7 +31,7 @@ INCOMPLETE = {
 
 
 def playing(stream: bytes, then: str = "cut") -> Handler:
-    """Return a handler that sends the stream in pieces of seven bytes, with responses for <first> and <last>."""
+    """Return a handler that sends the stream in pieces of seven bytes; <first> and <last> are replaced by responses."""
 
     async def handle(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         first, last = make_response(body, [4]), make_response(body, [4, 5, 6], LENGTH)

@@ -71,7 +71,7 @@ def finish(*token_ids: int) -> Any:
 async def test_requests_name_the_newest_adapter_and_tokens_have_its_version(model: Path) -> None:
     server = FakeServer(finish(4, 5, 6))
     async with running_engine(model, server, NamedAdapters()) as engine:
-        assert (await engine.generate(make_request())).versions.tolist() == [2, 2, 2]  # reported by the server
+        assert (await engine.generate(make_request())).versions.tolist() == [2, 2, 2]  # the server has this version
         for number in (3, 7):
             await engine.load_weights(version(number))
             assert (await engine.generate(make_request())).versions.tolist() == [number] * 3

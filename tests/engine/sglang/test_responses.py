@@ -127,7 +127,7 @@ def test_a_request_that_never_started_is_aborted_without_tokens():
         assert (len(generation.token_ids), generation.cached_tokens) == (0, 0)
 
 
-def test_status_400_becomes_request_refused_and_other_errors_stay_unchanged():
+def test_only_status_400_becomes_a_refused_request():
     bad = to_engine_failure(ServerStatusError("/generate", 400, "too long"), 3)
     assert isinstance(bad, RequestRefused)
     assert str(bad) == "sequence 3: too long"

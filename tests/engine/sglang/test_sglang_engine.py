@@ -72,7 +72,7 @@ async def test_a_generation_continues_after_an_unrequested_stop(model: Path):
         ("2", "/update_weights_from_disk", None),
     ],
 )
-async def test_a_server_starts_with_the_weights_and_version_of_the_checkpoint(
+async def test_a_server_starts_with_the_checkpoints_weights_and_version(
     model: Path, loaded_version: str, path: str, expected: dict[str, Any] | None
 ):
     server = FakeServer()
@@ -133,9 +133,7 @@ async def test_a_turn_with_a_broken_connection_keeps_its_tokens(model: Path, log
     ],
     ids=["broken before the first token", "invalid response", "rejected request"],
 )
-async def test_the_error_of_a_failed_turn_names_the_cause(
-    model: Path, handler: Handler, kind: type[EngineFailure], message: str
-):
+async def test_a_failed_turn_names_its_cause(model: Path, handler: Handler, kind: type[EngineFailure], message: str):
     with pytest.raises(kind, match=message):
         await generate_turn(model, FakeServer(handler))
 

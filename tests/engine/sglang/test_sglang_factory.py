@@ -118,9 +118,7 @@ def test_published_adapters_require_a_server_with_lora(build: Build, monkeypatch
         ("rl.group_oversampling=1.5", SHORT_STREAM_INTERVAL),
     ],
 )
-def test_streams_have_short_intervals_only_if_turns_can_be_interrupted(
-    build: Build, setting: str, interval: int
-) -> None:
+def test_streams_are_fine_grained_only_if_turns_can_be_interrupted(build: Build, setting: str, interval: int) -> None:
     assert build("generator-0", "rl.prompts=8", setting)["stream_interval"] == interval
 
 

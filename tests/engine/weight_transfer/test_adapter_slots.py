@@ -91,7 +91,7 @@ def learner(tmp_path: Path) -> AdapterLearner:
 
 
 def damage(path: Path, num_bytes: int) -> None:
-    """Change the last byte of the body."""
+    """Change the last byte of the slot's body."""
     with path.open("r+b") as file:
         file.seek(get_body_offset(num_bytes) + num_bytes - 65)
         byte = file.read(1)
@@ -253,7 +253,7 @@ class AdapterScene:
         self.server = WeightServer(self.learner.folder, LOOPBACK, 0, self.key)
 
     async def fetch(self, published: WeightsPublished) -> tuple[WeightsPublished, int]:
-        """Fetch as a generator that has just started; return the weights on its node, and the downloaded bytes."""
+        """Fetch as a newly started generator does. Return the weights on its node and the downloaded bytes."""
         before = self.server.counts.bytes
         fetcher = WeightsFetcher(self.near, LOOPBACK, self.server.port, self.key, has_base=True)
         near = await fetcher.fetch(published)

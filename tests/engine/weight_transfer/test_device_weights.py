@@ -1,4 +1,4 @@
-"""Weights in the memory of the learner's device, here a file. The CUDA calls have never run on a GPU."""
+"""Tests of weights in the memory of the learner's device, here a file. The CUDA calls have never run on a GPU."""
 
 import signal
 import subprocess
@@ -74,9 +74,7 @@ def make_target() -> dict[str, Tensor]:
     return {name: torch.full(shape, -1.0, dtype=DTYPE) for name, shape in SHAPES.items()}
 
 
-def test_an_engine_maps_device_memory_only_while_it_copies_a_version(
-    transfer: Transfer,
-) -> None:
+def test_an_engine_maps_device_memory_only_while_it_copies_a_version(transfer: Transfer) -> None:
     for version in range(4):
         published = transfer.publish(version)
         damage(published)  # this proves that the engine does not read the slot

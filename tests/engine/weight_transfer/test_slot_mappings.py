@@ -78,7 +78,7 @@ def test_the_mapping_of_a_new_file_per_version_is_not_kept(tmp_path: Path) -> No
             publisher = WeightPublisher(tmp_path, parameters, torch.float32, 1)
             set_values(parameters, float(version))
             published = publish(publisher, version)
-            stack.enter_context(Path(published.path).open("rb"))  # a disk gives a removed file's number to a new one
+            stack.enter_context(Path(published.path).open("rb"))  # keeps the inode, which a new file could reuse
             loaded = load(published, mappings)
             assert all(torch.equal(loaded[name], parameters[name]) for name in SHAPES)
             publisher.close()

@@ -1,4 +1,4 @@
-"""Weight transfer to another node: served from the learner's slots, fetched once, complete or not at all."""
+"""Tests of weight transfer to another node: weights from the learner's slots are fetched once and completely."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -88,7 +88,7 @@ async def test_fetched_weights_are_loaded_like_local_weights(scene: Scene) -> No
     assert_loads(near, 4)
 
 
-async def test_each_version_replaces_the_version_that_the_learner_overwrote(scene: Scene) -> None:
+async def test_each_fetched_version_replaces_the_overwritten_version(scene: Scene) -> None:
     for version in range(4):
         assert_loads(await scene.fetcher().fetch(scene.publish(version)), version)
     assert scene.slots() == ["slot_0", "slot_1"]
@@ -170,7 +170,7 @@ async def test_a_cancelled_download_ends_and_another_download_completes(scene: S
     async with link_to(scene.server.port, allowed=HALF) as link:
         first = asyncio.create_task(scene.fetcher(link.port).fetch(published))
         await link.held.wait()
-        second = asyncio.create_task(scene.fetcher(link.port).fetch(published))  # waits for the first download
+        second = asyncio.create_task(scene.fetcher(link.port).fetch(published))  # waits for the first one
         third = asyncio.create_task(scene.fetcher().fetch(published))
         await wait_until(lambda: (scene.near / "slot_0.part").exists())
         for fetching in (first, second):

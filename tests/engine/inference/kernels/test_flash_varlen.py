@@ -43,7 +43,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
 
 
 def assert_generates_as_trained(core: EngineCore, model: CausalLM) -> None:
-    """Check prompts of several lengths with common prefixes, in chunks, while other sequences run; and second turns."""
+    """Check prompts of several lengths with common prefixes, in chunks, while other sequences run. Check more turns."""
     prompts = [random_ids(length, 1 + length // 30) for length in (3, 50, 9, 61, 64, 17, 40)]
     requests = [GenerationRequest(number, ids, 12, GREEDY) for number, ids in enumerate(prompts)]
     submit(core, requests[:3])
@@ -72,7 +72,7 @@ def test_generations_equal_the_training_forward(
     use(attention, page_tokens)
     core = new_core(model, prefill_tokens=prefill_tokens)
     assert_generates_as_trained(core, model)
-    assert core.get_load().prefilled_tokens < sum((3, 50, 9, 61, 64, 17, 40)) + 200  # prefixes were cached
+    assert core.get_load().prefilled_tokens < sum((3, 50, 9, 61, 64, 17, 40)) + 200  # less: prefixes were cached
 
 
 @pytest.mark.slow
@@ -87,9 +87,7 @@ def test_graphs_with_overlapped_steps_give_the_same_generations(use: Use, attent
         assert capture.graphs <= 2  # one graph each for 4 and for 8 rows
 
 
-def test_pages_of_256_tokens_and_block_tables_select_the_paged_kernel(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pages_of_256_tokens_and_block_tables_select_the_paged_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     config, where = small_config(), "asterism.engine.inference.kernels.block_table_attention.select_flash"
 
     def select(attention: Callable[..., Any] | None, page_tokens: int) -> type:

@@ -30,7 +30,7 @@ def run(blocks: DenseKvCache, lengths: dict[int, int]) -> list[list[int]]:
     return [order[first : first + ROWS] for first in range(0, len(order), ROWS)]
 
 
-def test_sequences_of_similar_length_share_a_block_in_ascending_order(blocks: DenseKvCache) -> None:
+def test_blocks_contain_sequences_of_similar_length_in_ascending_order(blocks: DenseKvCache) -> None:
     lengths = {name: int(length) for name, length in enumerate(np.random.default_rng(0).permutation(200)[:11])}
     found = run(blocks, lengths)
     reached = [[lengths[name] for name in names] for names in found]

@@ -37,7 +37,7 @@ def fill_adapters(model: nn.Module) -> None:
 
 
 def merge_adapters(model: nn.Module) -> dict[str, Tensor]:
-    """Return the merged weights of a whole model by name."""
+    """Return the merged weights of an unsharded model by name."""
     merger = AdapterMerger(model)
     merger.gather()
     return {name: merger.merge(name, each.detach(), 0) for name, each in list_base_parameters(model).items()}

@@ -281,9 +281,7 @@ def test_the_cold_start_trains_all_weights_and_resumes_without_adapters(
         assert not torch.equal(each, initial.get_parameter(name))
 
 
-def test_pruning_keeps_the_frozen_weights_and_an_error_reports_their_absence(
-    open_rank: OpenRank, tmp_path: Path
-) -> None:
+def test_pruning_keeps_the_frozen_weights_and_their_absence_is_reported(open_rank: OpenRank, tmp_path: Path) -> None:
     run, folder = make_lora_run(tmp_path, 0, keep=1, every=1)
     rank = open_rank(run, folder)
     rank.start(None, no_report)

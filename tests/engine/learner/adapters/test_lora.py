@@ -93,7 +93,7 @@ def test_adapters_and_gradients_do_not_depend_on_the_number_of_ranks(ranks: int)
         assert are_equal(one, several)
         frozen = one.parameters.keys() - one.gradients.keys()
         mine, theirs = ({name: each.parameters[name] for name in frozen} for each in (one, several))
-        assert differences(mine, theirs)[0] <= 1e-6  # the cold start rounds differently
+        assert differences(mine, theirs)[0] <= 1e-6  # the rounding of the cold start differs
 
 
 @pytest.mark.nightly

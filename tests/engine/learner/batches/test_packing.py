@@ -40,9 +40,7 @@ def test_all_ranks_together_train_once_on_each_sequence_with_loss(lengths: list[
 
 
 @given(LENGTHS, st.integers(1, 4), st.integers(1, 200))
-def test_ranks_have_equally_many_micro_batches_within_the_token_limit(
-    lengths: list[int], ranks: int, tokens: int
-) -> None:
+def test_ranks_have_equal_numbers_of_bounded_micro_batches(lengths: list[int], ranks: int, tokens: int) -> None:
     shares = split_micro_batches([sequence(length) for length in lengths], ranks, tokens)
     assert len(shares) == ranks
     assert len({len(share) for share in shares}) == 1

@@ -1,4 +1,4 @@
-"""Tests of the learner's files of accepted groups: each rank reads its own samples, on any node."""
+"""Tests of files of accepted groups: each rank of the learner reads its own samples, on any node."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -46,7 +46,7 @@ def test_each_of_two_ranks_reads_at_most_55_percent_of_the_tokens(tmp_path: Path
     assert max(read) <= 0.55 * num_bytes
 
 
-def test_a_truncated_file_is_reported_with_the_trajectory(tmp_path: Path) -> None:
+def test_the_error_for_a_truncated_file_names_the_trajectory(tmp_path: Path) -> None:
     *_, last = store_batch(tmp_path, 1, rows(1, groups=1))
     last.path.write_bytes(last.path.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"group_00000000_0\.samples: the tokens of trajectory 3 are incomplete"):

@@ -121,7 +121,7 @@ def test_saving_does_not_change_later_training(tmp_path: Path, tokenizer: Path) 
     ],
     ids=["no metadata", "no tensors", "short tensors"],
 )
-def test_damaged_tensors_are_reported_with_their_folder(
+def test_the_error_for_damaged_tensors_names_their_folder(
     tmp_path: Path, tokenizer: Path, name: str, length: int | None, problem: str
 ) -> None:
     checkpoint = save(make_trainer(), tmp_path / "step_000000", tokenizer)

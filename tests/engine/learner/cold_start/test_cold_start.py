@@ -35,7 +35,7 @@ def swept_path(tmp_path: Path) -> Iterator[Path]:
 
 
 def write_sums(path: Path, start: int, count: int, word: str = "makes") -> None:
-    """Write dialogues of different lengths."""
+    """Write dialogues that differ in length."""
     with path.open("w") as file:
         for number in range(start, start + count):
             answer = f"<reason>{'One more. ' * (number % 5)}</reason>\nThat {word} <answer>{number + 1}</answer>."
@@ -115,7 +115,7 @@ def test_an_interrupted_tokenization_leaves_no_token_file(swept_path: Path, monk
     assert len(read_texts(open_here(run, folder), 4)) == 48
 
 
-def test_a_damaged_token_file_is_refused_with_a_remedy(swept_path: Path) -> None:
+def test_the_error_for_a_damaged_token_file_names_a_remedy(swept_path: Path) -> None:
     run, folder = make_cold_start(swept_path)
     open_here(run, folder)
     (token_file,) = folder.dialogue_tokens.iterdir()
@@ -186,7 +186,7 @@ def test_the_validation_loss_falls_and_held_out_dialogues_are_never_trained_on(s
     sft = {"steps": 0, "epochs": 3.0, "validation_share": 0.2, "validation_every": 4, "batch_size": 8}
     run, folder = make_cold_start(swept_path, **sft)
     dialogues = open_here(run, folder)
-    assert dialogues.sft.steps == 12  # 3 epochs of 32 dialogues
+    assert dialogues.sft.steps == 12  # 3 epochs with 32 dialogues each
     trained = {tuple(each) for each in read_texts(dialogues, 12)}
     held_out = {tuple(each.load().token_ids.tolist()) for each in dialogues.validation}
     assert (len(trained), len(held_out), len(trained & held_out)) == (32, 8, 0)
@@ -199,10 +199,8 @@ def test_the_validation_loss_falls_and_held_out_dialogues_are_never_trained_on(s
 
 
 @pytest.mark.slow
-def test_the_validation_loss_on_training_data_equals_the_training_loss(
-    swept_path: Path,
-) -> None:
-    """Both losses are means over the same tokens; the learning rate is near 0."""
+def test_the_validation_loss_on_training_data_equals_the_training_loss(swept_path: Path) -> None:
+    """Both losses are means over the same tokens, and the learning rate is near 0."""
     path = swept_path / "run" / "data" / "sft.jsonl"
     run, folder = make_cold_start(swept_path, batch_size=40, steps=2, warmup_steps=1, validation=str(path))
     run = replace(run, sft=replace(run.sft, lr=1e-12, muon_lr=1e-12))
@@ -277,7 +275,7 @@ def cold_start(ranks: RankGroup, folder: RunFolder) -> ColdStart:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_ranks_tokenize_the_data_once_and_train_as_one_rank(swept_path: Path) -> None:
+def test_two_ranks_tokenize_the_data_once_and_train_like_one_rank(swept_path: Path) -> None:
     sft = {"steps": 3, "batch_size": 8, "validation_share": 0.2, "validation_every": 3}
     runs = [make_cold_start(swept_path / str(count), ranks=count, **sft) for count in (1, 2)]
     (alone,), (leader, follower) = (

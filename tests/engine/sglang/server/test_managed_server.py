@@ -68,9 +68,7 @@ async def test_all_processes_of_a_dead_server_are_killed(
     assert [entry["event"] for entry in log_entries] == ["server.started", "server.died"]
 
 
-async def test_a_server_that_ignores_sigterm_is_killed_and_leaves_no_files(
-    tmp_path: Path, port: int, log_entries: list[Any]
-):
+async def test_a_server_that_ignores_sigterm_is_killed_without_files(tmp_path: Path, port: int, log_entries: list[Any]):
     one = make_server(tmp_path, port)
     await one.start()
     watched = [os.pidfd_open(pid) for pid in one.list_processes()]

@@ -152,9 +152,7 @@ def test_only_stacked_projections_are_completed() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 500])
-async def test_refused_adapters_change_neither_earlier_adapters_nor_running_requests(
-    tmp_path: Path, status: int
-) -> None:
+async def test_refused_adapters_leave_the_earlier_ones_and_running_requests(tmp_path: Path, status: int) -> None:
     server = AdapterServer()
     sending = Sending(tmp_path, server)
     (name,) = await sending.update(sending.publish(1))

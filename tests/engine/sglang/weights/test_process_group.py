@@ -17,7 +17,7 @@ from tests.engine.sglang.weights.update_scenes import PAUSE, RESUME, Make, asser
 pytestmark = [pytest.mark.real_clock, pytest.mark.slow]
 
 
-async def test_a_group_is_created_once_and_reused(
+async def test_a_process_group_is_created_once_and_reused(
     make: Make, server: FakeWeightServer, weights: WeightsPublished
 ) -> None:
     await update(make("group"), server, weights, weights)
