@@ -44,7 +44,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("column", "value"), CHANGES)
-def test_the_error_for_an_event_with_a_changed_column_names_the_event(path: Path, column: str, value: str) -> None:
+def test_an_event_with_a_changed_column_is_refused_with_its_number(path: Path, column: str, value: str) -> None:
     execute(path, f"UPDATE events SET {column} = {value} WHERE seq = 8")
     with pytest.raises(UnusableLog, match=r"log\.sqlite: event 8 is damaged: it differs from its checksum"):
         list(read_events(path))

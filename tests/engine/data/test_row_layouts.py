@@ -127,7 +127,7 @@ def test_prose_in_brackets_stays_text(tmp_path: Path, text: str) -> None:
     assert found.generated.endswith(close_turns(text))
 
 
-def test_a_list_of_calls_is_text_without_the_key(tmp_path: Path) -> None:
+def test_a_list_of_calls_stays_text_unless_the_file_has_the_key(tmp_path: Path) -> None:
     text = TOOLACE["conversations"][1]["value"]
     row = {"conversations": [{"from": "user", "value": "1?"}, {"from": "assistant", "value": text}]}
     (found,) = read_rows(tmp_path / "some.jsonl", row)
@@ -145,7 +145,7 @@ def test_the_description_of_a_call_syntax_is_removed_from_the_system_text(tmp_pa
 @pytest.mark.parametrize(
     "functions", ["[{'name': 'get_time'}]", '[{"name": "get_time"', '[{"tool_name": "get_time"}]', ""]
 )
-def test_a_call_is_unknown_without_a_json_list_of_functions(tmp_path: Path, functions: str) -> None:
+def test_a_function_is_unknown_without_a_json_list_of_functions(tmp_path: Path, functions: str) -> None:
     row = replace_turn(1, "[get_time()]") | {"system": f"Here is a list of functions: {functions}"}
     with pytest.raises(DatasetError, match=r"tool_calls\[0\]\.name`: unknown function 'get_time'; known: jupyter_code"):
         read_rows(tmp_path / "some.jsonl", row, file=FILES["toolace"])

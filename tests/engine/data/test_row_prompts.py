@@ -51,7 +51,7 @@ def render_prompt(question: str, dialogue: DialogueFormat) -> str:
 
 
 def map_names(**names: str) -> SftFileConfig:
-    """Describe a file with these names of the run's tools by the names of functions in its rows."""
+    """Configure a file: each keyword is a function in its rows, and the value is the run's tool for that function."""
     return SftFileConfig(name="some", data="", tool_names=names)
 
 

@@ -230,7 +230,7 @@ def test_a_rollout_reads_the_calls_of_the_dialogue(tmp_path: Path) -> None:
 
 
 def test_results_have_the_ids_of_their_calls_in_the_format_of_kimi(tmp_path: Path) -> None:
-    """Instead of the name, the format of Kimi renders the id of a call, which contains its number in the dialogue."""
+    """Instead of the name, the format of Kimi renders an id, which ends with the number of the call in the dialogue."""
     tokenizer = make_tokenizer(tmp_path, [*KIMI, "[BOS]", "[EOS]", "<|endoftext|>"])
     cold_start = ColdStart(tmp_path, DialogueConfig(tools=(TOOL,), renderer="kimi-k2"), tokenizer)
     dialogue = cold_start.read_one(QUESTION, CALL_TURN, RESULT, CALL_TURN, RESULT, ANSWER)

@@ -85,7 +85,7 @@ def test_prompts_of_the_family_differ_from_the_run_only_after_removed_reasoning(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_family_template_encodes_special_tokens_in_untrusted_texts(tmp_path: Path, name: str) -> None:
-    """Both prompts have equal text. A run encodes no special tokens in untrusted texts, but the template does."""
+    """The prompts of template and run have equal text. Only the template encodes special tokens in untrusted texts."""
     run = make_family_run(tmp_path, name)
     num_hostile = 0
     for seed in range(20):

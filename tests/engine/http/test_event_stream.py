@@ -84,7 +84,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES, max_size=40).map(b"".join), st.lists(st.integers(0, 200), max_size=8))
-def test_any_stream_is_read_by_the_definition_for_any_split(stream: bytes, cuts: list[int]) -> None:
+def test_any_stream_gives_the_events_of_the_definition_for_any_split(stream: bytes, cuts: list[int]) -> None:
     bounds = sorted({0, len(stream), *(min(cut, len(stream)) for cut in cuts)})
     assert read_data(*(stream[begin:end] for begin, end in pairwise(bounds))) == read_by_definition(stream)
 

@@ -1,6 +1,6 @@
 """Tests of the tensors in the learner's collectives, on one and on two gloo ranks.
 
-On CPUs, the device of a tensor is always right. So the tests check that each reduced tensor has elements and
+On a CPU, no tensor is on a wrong device. So the tests check that each reduced tensor has elements and
 derives from the parameters.
 """
 

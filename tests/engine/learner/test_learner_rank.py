@@ -131,7 +131,7 @@ def test_resuming_from_a_step_without_a_checkpoint_is_refused(open_rank: OpenRan
 
 
 def test_a_repeated_step_has_the_metrics_of_a_published_step(rank: LearnerRank, tmp_path: Path) -> None:
-    """An incarnation that repeats steps publishes only the last of them. The recipe gets the metrics of all."""
+    """An incarnation that repeats steps publishes only the last of these steps. The recipe gets all metrics."""
     batches = [store_batch(tmp_path / "batches", step, rows(step)) for step in (1, 2)]
     repeated, published = rank.train(1, batches[0], publish=False).metrics, rank.train(2, batches[1]).metrics
     assert repeated.keys() == published.keys()

@@ -70,7 +70,7 @@ BUILT_IN = {
 
 
 def read_row(row: TrainingSample) -> tuple[Tensor, Tensor, list[float]]:
-    """Return token ids, the mask of loss tokens, and their log probabilities. The first token is never in the loss."""
+    """Return token ids, the mask of loss tokens (without the first token), and the engine's logprobs of loss tokens."""
     ids = torch.from_numpy(np.frombuffer(row.record.token_ids, np.int32).astype(np.int64))
     mask = torch.from_numpy(np.frombuffer(row.record.loss_mask, np.uint8).astype(bool))
     mask[0] = False

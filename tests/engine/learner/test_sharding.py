@@ -129,7 +129,7 @@ def check_report(report: RankReport, model: WrittenModel, ranks: int, most_bytes
 
 
 @slow
-def test_a_rank_loads_only_its_shards_and_keeps_only_them(tmp_path: Path) -> None:
+def test_a_rank_loads_and_keeps_only_its_shards(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", make_config(num_layers=4, vocab_size=20_001))  # its size is 135 MB
     first, second = probe(2, model.folder, dtype="bfloat16", collective_timeout_s=77)
     for report in (first, second):

@@ -29,8 +29,8 @@ Step = Callable[[Trainer, int], dict[str, float]]
 
 
 class RankScript(msgspec.Struct, frozen=True):
-    stage: str  # sft, rl, recomputed: rl with recomputed log probabilities, experts: sft of a model with experts, or
-    # adapted: rl with adapters that are added after a step of the cold start
+    stage: str  # sft, rl, recomputed (rl with recomputed log probabilities), experts (sft of a model with experts), or
+    # adapted (rl with adapters that are added after a step of the cold start)
     first: int = 0
     end: int = 5
     saved: str = ""  # folder for a final checkpoint, and for one of step 0 of a new model with adapters; empty: none

@@ -164,7 +164,7 @@ def test_the_first_observation_is_the_end_of_the_prompt(tmp_path: Path) -> None:
             assert text.count("Play:") == 1
 
 
-def test_a_dialogue_continues_with_user_turns(tmp_path: Path) -> None:
+def test_a_dialogue_can_continue_with_user_turns(tmp_path: Path) -> None:
     for name in FAMILIES:
         made = make_family(tmp_path / name, name, TaskDescription("dialogue"))
         turn = made.say(content="is it 5?", reasoning_content="maybe")

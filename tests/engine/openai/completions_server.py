@@ -26,8 +26,8 @@ PLAIN_FIELDS = {"model", "prompt", "max_tokens", "temperature", "top_p", "seed",
 class CompletionsServer:
     """The dialect `vllm` returns token ids, `llama.cpp` returns ids only in logprobs, and `openai` uses only texts.
 
-    `openai` also sends events without a space after the colon. The next requests get the HTTP statuses in `failures`, with the header
-    `retry_after`. With `is_down`, the proxy answers 502. Requests after the first `max_answered` get no answer.
+    `openai` also sends events without a space after the colon. The next requests get the HTTP statuses in `failures`, with
+    the header `retry_after`. With `is_down`, the proxy answers 502. Requests after the first `max_answered` get no answer.
     """
 
     def __init__(self, model: Path, dialect: Dialect, sequence_tokens: int, key: str = "") -> None:

@@ -158,7 +158,7 @@ def test_a_text_with_too_many_ids_is_cut_at_the_limit(model_folder: Path) -> Non
 # ---------------------------------------------------------------- errors
 
 
-async def test_an_abort_stops_the_server(bench: OpenAIBench) -> None:
+async def test_an_abort_stops_the_generation_on_the_server(bench: OpenAIBench) -> None:
     async with bench.engine() as (engine, _):
         pieces = asyncio.Queue[object]()
         call = asyncio.ensure_future(engine.generate(request(1, 600), pieces.put_nowait))

@@ -41,7 +41,7 @@ class FakeServer:
         self.weight_version = "default"
         self.generations = list(generations)
         self.handlers: dict[str, Handler] = {}
-        self.num_broken_requests = 0  # this number of next requests get a broken connection
+        self.num_broken_requests = 0  # the connections of this number of requests break
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.connections: set[object] = set()
         self.request_received = asyncio.Event()

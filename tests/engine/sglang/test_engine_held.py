@@ -75,7 +75,7 @@ MEMORY = ("/flush_cache", "/pause_generation", "/release_memory_occupation", "/r
 
 
 async def test_an_idle_server_releases_memory_and_resumes_it_around_the_weights(model: Path, log_entries: list[Any]):
-    """A server would crash if it were busy, or if it resumed memory that it had not released."""
+    """A busy server would crash, and so would a server that resumes memory which it has not released."""
     server = FakeServer(streaming(lambda body: make_response(body, [4], LENGTH, versions=[("5", 0, 1)])))
     transport = FakeTransport()
     async with running_engine(model, server, transport) as engine:

@@ -1,4 +1,4 @@
-"""Tests of the SGLang engine with a server that fails as a real server fails only rarely.
+"""Tests of the SGLang engine with a fake server, because a real server fails only rarely.
 
 tests/sglang runs the engine contract with a real server, which covers limits, priorities, ranks and
 the end of a server.

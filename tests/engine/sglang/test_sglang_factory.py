@@ -140,6 +140,6 @@ def test_the_start_of_a_server_does_not_reset_the_restart_count() -> None:
 
 @pytest.mark.slow
 def test_a_process_without_an_engine_imports_no_engine() -> None:
-    """Processes of head and rollouts run the same program, but need no engine."""
+    """Head and rollout processes run the same program as generators, but need no engine."""
     code = "import asterism.actors.process, sys; sys.exit(bool({'torch', 'aiohttp', 'asterism.engine.sglang.sglang_engine'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -72,7 +72,7 @@ def test_generations_equal_the_training_forward(
     use(attention, page_tokens)
     core = new_core(model, prefill_tokens=prefill_tokens)
     assert_generates_as_trained(core, model)
-    assert core.get_load().prefilled_tokens < sum((3, 50, 9, 61, 64, 17, 40)) + 200  # less: prefixes were cached
+    assert core.get_load().prefilled_tokens < sum((3, 50, 9, 61, 64, 17, 40)) + 200  # prefixes were cached
 
 
 @pytest.mark.slow

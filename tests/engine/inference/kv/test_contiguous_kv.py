@@ -23,7 +23,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> DenseKvCache:
 
 
 def run(blocks: DenseKvCache, lengths: dict[int, int]) -> list[list[int]]:
-    """Run these sequences. Return their join ids by block and row."""
+    """Run these sequences. Return their ids by block and row."""
     names = list(lengths)
     order = [names[number] for number in blocks.order_by_length(names, list(lengths.values()))]
     blocks.assign_blocks(order, [lengths[name] for name in order], torch.zeros((len(order), 16), dtype=torch.int64))

@@ -61,7 +61,7 @@ def test_a_folder_without_trainer_state_is_not_resumable(tmp_path: Path) -> None
 
 
 class OfTorch(BaseException):
-    """A BaseException with the base class of CheckpointException in torch."""
+    """A BaseException that is not an Exception, like torch's CheckpointException."""
 
 
 @pytest.mark.parametrize(

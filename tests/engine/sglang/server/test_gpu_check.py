@@ -29,7 +29,7 @@ def engine(kv_tokens: int, dtype: str = "bfloat16") -> EngineConfig:
 def test_the_model_and_its_dtype_determine_the_budget(model: Path, dtype: str, size: int) -> None:
     budget = check_memory_budget([GPU], make_requirements(model, engine=engine(1024, dtype)))
     assert budget.weights_bytes == PARAMETERS * size
-    # Bytes of keys and values of 2 layers and 2 heads of width 16.
+    # bytes of the keys and values of 2 layers, with 2 heads of width 16
     assert budget.kv_bytes_per_token == 2 * 2 * 2 * 16 * size
     assert budget.min_cache_tokens == 1024
 

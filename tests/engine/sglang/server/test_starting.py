@@ -64,7 +64,7 @@ def make_server(folder: Path, python: str, port: int, start_s: float = 60.0) -> 
 def test_the_error_for_a_failed_start_names_the_key_or_shows_the_log(
     tmp_path: Path, port: int, python: str, error: type[Exception], message: str
 ):
-    """If `python` contains a colon, it is a version and a behaviour of a written interpreter."""
+    """A `python` with a colon is a version, and the behaviour of an interpreter that the test writes."""
     version, _, behaviour = python.partition(": ")
     is_scripted, start_s = bool(behaviour), 0.3 if "sleep" in behaviour else 60.0
     starting = make_server(
