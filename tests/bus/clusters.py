@@ -1,4 +1,4 @@
-"""Nodes on the loopback interface, each with a folder of sockets and a copy of the address book."""
+"""Nodes of a cluster on the loopback interface. Each has a folder of sockets and a copy of the address book."""
 
 import asyncio
 import itertools
@@ -12,7 +12,7 @@ from asterism.bus.transport.address_book import AddressBook, AddressEntry, Netwo
 from asterism.bus.transport.curve_auth import ClusterKey
 from asterism.bus.transport.zeromq import open_zmq_bus
 
-_ports = itertools.count(20_000 + os.getpid() % 100 * 120, 2)  # ports that other test runs do not use
+_ports = itertools.count(20_000 + os.getpid() % 100 * 120, 2)  # parallel test runs use other ports
 
 
 def find_free_address(host: str) -> TcpAddress:
@@ -30,9 +30,9 @@ def _is_free(host: str, port: int) -> bool:
 
 
 class Cluster:
-    """A cluster with the state of its launchers; each change is written to all copies of the book.
+    """A cluster as its launchers see it. Each change of the book is written to the copies of all nodes.
 
-    At the end of the context, the buses of its processes are closed.
+    The buses of its processes are closed at the end of the context.
     """
 
     def __init__(self, folder: Path, key: ClusterKey) -> None:

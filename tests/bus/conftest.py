@@ -1,4 +1,4 @@
-"""Fixtures of the bus tests: short timeouts, and a network of each kind."""
+"""Fixtures of the bus tests: short timeouts, and one network for each kind of transport."""
 
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path

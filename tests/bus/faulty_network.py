@@ -19,7 +19,7 @@ class FaultRates(msgspec.Struct, frozen=True):
     lost: float = 0.0
     duplicated: float = 0.0
     delayed: float = 0.0
-    full: float = 0.0  # packets that are refused at first
+    full: float = 0.0  # packets that the wire refuses at first because it is full
 
 
 class FaultyNetwork:
@@ -55,7 +55,7 @@ class FaultyNetwork:
 
 
 class FaultyWire:
-    """Implements asterism.bus.transport.reliable_transport.Wire. Packets for a full inbox are lost."""
+    """An implementation of reliable_transport.Wire that loses packets for a full inbox."""
 
     def __init__(self, network: FaultyNetwork, transport: ReliableTransport) -> None:
         self._network = network

@@ -82,7 +82,7 @@ def nest(data: bytes, draw: random.Random) -> bytes:
 
 
 def lengthen(data: bytes, draw: random.Random) -> bytes:
-    """Increment the first byte, which may be an array's length, and add random bytes."""
+    """Increment the first byte, which can be the length of an array, and add random bytes."""
     return (bytes((data[0] + 1,)) if data and data[0] < 0xFF else b"") + data[1:] + draw.randbytes(3)
 
 
@@ -103,7 +103,7 @@ class Fuzzer:
         self._targets = (self._fuzz_frame, self._fuzz_frame, self._fuzz_packet, self._fuzz_ack)
 
     def run(self, inputs: int) -> None:
-        """Fuzz all targets in turn. Raises AssertionError, or any other exception, for an error."""
+        """Fuzz all targets in turn. An error raises AssertionError or another exception."""
         for number in range(inputs):
             self._targets[number % 4]()
 
@@ -140,7 +140,7 @@ class Fuzzer:
         self._check_accept(packet)
         self.outcomes["packets read"] += 1
         if self._receive_window.epoch > 1 or self._receive_window.expected > 1 << 40:
-            self._receive_window = ReceiveWindow(OWN_EPOCH)  # no regular packet could follow
+            self._receive_window = ReceiveWindow(OWN_EPOCH)  # no later random packet could continue these numbers
 
     def _check_accept(self, packet: Packet) -> None:
         receive_window = self._receive_window
@@ -178,7 +178,7 @@ class Fuzzer:
         assert packet is None or send_window.base <= packet.first <= send_window.next_number
         self.outcomes["acknowledgements accepted" if is_valid else "acknowledgements refused as invalid"] += 1
         if ack.receiver_epoch > 1:
-            self._send_window = SendWindow("a", 1, "b")  # the used window refuses lower epochs from now on
+            self._send_window = SendWindow("a", 1, "b")  # the old window refuses all lower epochs
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Processes that communicate over any transport and can be restarted."""
+"""Networks over each transport, whose processes communicate and can be restarted."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -1,4 +1,4 @@
-"""Random messages of every kind, generated from the types of their fields."""
+"""Random messages of every kind, generated from the types of the fields."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""The contract of all transports: exactly-once delivery, in order within a lane, with bounded queues."""
+"""The contract of all transports: in each lane, every message arrives once and in order, and queues are bounded."""
 
 import asyncio
 import shutil
@@ -37,7 +37,7 @@ async def test_a_message_waits_for_a_receiver_that_joins_later(join: Join) -> No
     await sending
 
 
-async def test_messages_to_the_own_process_bypass_the_transport(join: Join) -> None:
+async def test_messages_to_the_same_process_bypass_the_transport(join: Join) -> None:
     a = join("a")
     await a.send("a/other", Shutdown())
     assert a.waiting == 1
@@ -51,7 +51,7 @@ async def test_a_full_queue_blocks_the_sender_and_drops_no_frame(join: Join) -> 
     messages = [TurnGenerated(number, 0, 1, frame, b"", b"", "stop") for number in range(total)]
     sending = asyncio.create_task(_send_all(a, messages))
     await b.receive()
-    for _ in range(50):  # let the sender run
+    for _ in range(50):  # the sender runs until it blocks
         await asyncio.sleep(0)
     assert not sending.done()
     assert b.waiting <= 16
@@ -60,7 +60,7 @@ async def test_a_full_queue_blocks_the_sender_and_drops_no_frame(join: Join) -> 
 
 
 @pytest.mark.parametrize("bound", [4])
-async def test_control_frames_pass_a_full_bulk_lane_and_are_read_first(join: Join) -> None:
+async def test_control_frames_pass_a_full_bulk_lane_and_are_received_first(join: Join) -> None:
     a, b = join("a"), join("b")
     sending = asyncio.create_task(send_calls(a, "b", 20))
     await wait_until(lambda: b.waiting == 4)
@@ -86,7 +86,7 @@ async def _send_all(bus: Bus, messages: Sequence[AnyMessage], to: str = "b") -> 
 
 
 @pytest.mark.parametrize("bound", [4])
-async def test_all_senders_that_one_full_receiver_blocks_proceed(join: Join) -> None:
+async def test_all_senders_that_a_full_receiver_blocks_make_progress(join: Join) -> None:
     senders, each, frame = 8, 40, bytes(65_536)
     a, b = join("a"), join("b")
 
@@ -119,7 +119,7 @@ async def test_messages_keep_their_order_within_a_lane(join: Join) -> None:
 
 
 async def test_messages_sent_before_closing_arrive(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reliable_transport, "_CLOSE_TIMEOUT_S", 60.0)  # 0.5 s are too short under load
+    monkeypatch.setattr(reliable_transport, "_CLOSE_TIMEOUT_S", 60.0)  # 0.5 s is too short on a loaded machine
     a, b = join("a"), join("b")
     await send_calls(a, "b", 150)
     await a.close()
@@ -150,7 +150,7 @@ async def test_a_cancelled_send_affects_no_other_message(join: Join) -> None:
     assert sorted(numbers) == [*sent, 800]
 
 
-async def test_a_malformed_frame_is_refused_and_the_next_one_is_received(join: Join) -> None:
+async def test_a_malformed_frame_is_refused_and_the_next_frame_is_received(join: Join) -> None:
     a, b = join("a"), join("b")
     await a.send_frame("b", b"\xc1 nonsense")
     await a.send("b", LeaseReleased(1, 5))
@@ -167,7 +167,7 @@ async def test_a_second_process_with_the_same_address_is_refused() -> None:
 
 
 @pytest.mark.parametrize("transport", ["zeromq", "in_process"])
-async def test_a_factory_joins_a_process_by_name_and_epoch(transport: str, tmp_path: Path) -> None:
+async def test_a_factory_creates_the_bus_of_a_process_by_name_and_epoch(transport: str, tmp_path: Path) -> None:
     run, folder = load_run(Path("configs/tiny.toml")), RunFolder(tmp_path)
     folder.sockets.mkdir()
     in_process = transport == "in_process"

@@ -1,4 +1,4 @@
-"""The codec encodes every kind of message and refuses malformed frames."""
+"""Tests: the codec restores every kind of message and refuses malformed frames."""
 
 import random
 
@@ -27,10 +27,10 @@ def test_every_kind_of_message_is_restored_from_its_encoding(kind: type[AnyMessa
     "frame",
     [
         *(b"", FRAME[:-1], FRAME + b"\x00", b"\xc1", b"\x93\xa1a\xa1b\x91\xa7Unknown"),
-        *(b"\x93\xa1a\xa1b\xdd\xff\xff\xff\xff", b"\x93\xa1a\xc6\xff\xff\xff\xff"),  # false lengths
-        *(EXTENDED + b"\x91" * 100_000 + b"\xc0", EXTENDED + b"\x81\xc0" * 100_000 + b"\xc0"),  # too deep
+        *(b"\x93\xa1a\xa1b\xdd\xff\xff\xff\xff", b"\x93\xa1a\xc6\xff\xff\xff\xff"),  # wrong lengths
+        *(EXTENDED + b"\x91" * 100_000 + b"\xc0", EXTENDED + b"\x81\xc0" * 100_000 + b"\xc0"),  # nested too deeply
         *(b"\x93\xa1\xff" + FRAME[3:], b"\x93\xa3\xed\xa0\x80" + FRAME[3:]),  # invalid UTF-8
-        encode(Envelope("a", "b", LeaseReleased(1, 5)))[:-1] + b"\xcb\x3f\xf8\0\0\0\0\0\0",  # 1.5 tokens
+        encode(Envelope("a", "b", LeaseReleased(1, 5)))[:-1] + b"\xcb\x3f\xf8\0\0\0\0\0\0",  # a fraction of a token
     ],
 )
 def test_invalid_bytes_are_refused_as_malformed(frame: bytes) -> None:
@@ -44,7 +44,7 @@ def test_invalid_bytes_are_refused_as_malformed(frame: bytes) -> None:
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_randomly_damaged_frames_and_packets_are_decoded_or_refused(seed: int) -> None:
-    """Test ten thousand inputs; `make fuzz` tests a million."""
+    """Ten thousand inputs are tested here, and a million by `make fuzz`."""
     fuzzer = Fuzzer(seed)
     fuzzer.run(10_000)
     assert min(fuzzer.outcomes.values()) > 100

@@ -1,4 +1,4 @@
-"""Two processes over a faulty network, with restarts: each frame arrives once, in order, and is acknowledged."""
+"""Tests: two processes restart on a faulty network, and each frame arrives once, in order, and is acknowledged."""
 
 import asyncio
 from collections import defaultdict
@@ -13,13 +13,13 @@ from asterism.bus.messages import Envelope, LeaseReleased
 from tests.bus.faulty_network import FaultRates, FaultyNetwork
 from tests.bus.networks import call
 
-FRAMES = 400  # frames in each lane
+FRAMES = 400  # number of frames in each lane
 FAULTS = FaultRates(lost=0.1, duplicated=0.1, delayed=0.2, full=0.1)
 Received = dict[Lane, list[int]]
 
 
 class Receiver:
-    """A receiver that acknowledges; its incarnations restore their state or have new epochs."""
+    """A receiver that acknowledges frames. Each incarnation restores the state, or starts with a new epoch."""
 
     def __init__(self, faulty_network: FaultyNetwork, *, is_restored: bool) -> None:
         self.faulty_network = faulty_network
@@ -75,7 +75,7 @@ async def test_frames_arrive_once_and_in_order_over_a_faulty_network(seed: int) 
     a, receiver = faulty_network.join("a", 64), Receiver(faulty_network, is_restored=True)
     receiver.start()
     sending = asyncio.create_task(send_all(a, faulty_network))
-    for _ in range(faulty_network.random.randrange(4)):  # intervals in which the network fails
+    for _ in range(faulty_network.random.randrange(4)):  # intervals without a working network
         await asyncio.sleep(faulty_network.random.expovariate(1))
         faulty_network.broken = True
         await asyncio.sleep(faulty_network.random.expovariate(1))
@@ -89,8 +89,8 @@ async def test_frames_arrive_once_and_in_order_over_a_faulty_network(seed: int) 
 
 @pytest.mark.parametrize("is_restored", [True, False])
 @pytest.mark.parametrize("seed", seeds(10))
-async def test_a_receiver_may_be_killed_at_any_time(seed: int, is_restored: bool) -> None:
-    """A restored receiver gets each frame once; a new epoch also gets frames with lost acknowledgements."""
+async def test_a_receiver_can_be_killed_at_any_time(seed: int, is_restored: bool) -> None:
+    """A restored receiver gets each frame once. A new epoch also gets frames whose acknowledgement was lost."""
     faulty_network = FaultyNetwork(seed, FAULTS)
     a, receiver = faulty_network.join("a", 64), Receiver(faulty_network, is_restored=is_restored)
     receiver.start()
@@ -111,7 +111,7 @@ async def test_a_receiver_may_be_killed_at_any_time(seed: int, is_restored: bool
 
 
 @pytest.mark.parametrize("seed", seeds(10))
-async def test_a_restored_sender_may_be_killed_at_any_time(seed: int) -> None:
+async def test_a_restored_sender_can_be_killed_at_any_time(seed: int) -> None:
     faulty_network = FaultyNetwork(seed, FAULTS)
     receiver, frames = Receiver(faulty_network, is_restored=True), [call(number) for number in range(FRAMES)]
     receiver.start()

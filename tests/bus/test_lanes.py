@@ -1,4 +1,4 @@
-"""The lane of a message is found from its kind and from its encoded frame."""
+"""Tests: the lane of a message is determined by its kind, and by the first bytes of its encoded frame."""
 
 from typing import get_args
 
@@ -12,7 +12,7 @@ KINDS: tuple[type[msg.AnyMessage], ...] = get_args(msg.AnyMessage)
 
 
 def make_frame(kind: type[msg.AnyMessage], sender: str = "a", to: str = "b") -> bytes:
-    """Return the prefix of a frame, which determines its lane."""
+    """Return the first bytes of a frame, which determine its lane."""
     return (
         bytes((0x93, 0xA0 + len(sender)))
         + sender.encode()
@@ -23,11 +23,11 @@ def make_frame(kind: type[msg.AnyMessage], sender: str = "a", to: str = "b") -> 
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_the_lane_of_a_frame_is_the_lane_of_its_kind(kind: type[msg.AnyMessage]) -> None:
+def test_a_frame_uses_the_lane_of_its_kind(kind: type[msg.AnyMessage]) -> None:
     assert select_frame_lane(make_frame(kind)) == select_lane(kind.__name__)
 
 
-def test_messages_with_tokens_and_calls_use_the_bulk_lane_and_others_the_control_lane() -> None:
+def test_only_messages_with_tokens_or_calls_use_the_bulk_lane() -> None:
     names = {kind.__name__ for kind in KINDS}
     bulk = {name for name in names if select_lane(name) == BULK}
     assert {
@@ -41,12 +41,12 @@ def test_the_lane_of_a_message_with_many_fields_is_detected() -> None:
     message = msg.TrajectoryFinished(
         1, 2, 1.0, "length", msg.TokenRecord(3, b"", b"", b"", b""), 1, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0
     )
-    assert 1 + len(msg.TrajectoryFinished.__struct_fields__) > 15  # beyond the short array header
+    assert 1 + len(msg.TrajectoryFinished.__struct_fields__) > 15  # too many for the short array header
     assert select_frame_lane(encode(msg.Envelope("rollout-0", "head/buffer", message))) == BULK
 
 
 @pytest.mark.parametrize("address", ["a", "executor-0/1", "a" * 31, "a" * 32, "a" * 255, "a" * 256])
-def test_a_kind_is_detected_by_its_prefix_for_all_addresses(address: str) -> None:
+def test_the_prefix_of_a_frame_determines_its_kind_for_all_addresses(address: str) -> None:
     prefixes = (build_kind_prefix(msg.CodeRequested), build_kind_prefix(msg.SessionEnded))
     called = msg.CodeRequested(7, 0, "jupyter_code", "1", "")
     for envelope in (msg.Envelope(address, "b", called), msg.Envelope("b", address, msg.SessionEnded(7))):

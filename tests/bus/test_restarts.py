@@ -1,4 +1,4 @@
-"""Restarts of either end of a link, over all transports, lose and duplicate no frame."""
+"""Tests over all transports: a restart of either end of a link neither loses nor duplicates a frame."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ async def receive_many(bus: Bus, count: int) -> list[Delivery]:
     return [await bus.receive_delivery() for _ in range(count)]
 
 
-async def test_a_delivery_has_the_epoch_and_the_number_of_its_frame(join: Join) -> None:
+async def test_a_delivery_contains_the_epoch_and_the_number_of_its_frame(join: Join) -> None:
     a, b = join("a", epoch=3), join("b")
     for number in range(2):
         await a.send("b", call(number))
@@ -39,7 +39,7 @@ async def test_a_frame_is_held_until_it_is_acknowledged(join: Join) -> None:
     await send_calls(a, "b", 10)
     deliveries = await receive_many(b, 10)
     assert a.unacknowledged == {"b": 10}
-    b.acknowledge(deliveries[6])  # and all earlier frames
+    b.acknowledge(deliveries[6])  # this acknowledges all earlier frames, too
     await wait_until(lambda: a.unacknowledged == {"b": 3})
     b.acknowledge(deliveries[9])
     await until_acknowledged(a)
@@ -47,7 +47,7 @@ async def test_a_frame_is_held_until_it_is_acknowledged(join: Join) -> None:
 
 @pytest.mark.slow
 async def test_a_new_incarnation_gets_unacknowledged_frames(join: Join) -> None:
-    """Hundreds of frames are in flight in both lanes, and more are sent while the receiver is stopped."""
+    """Hundreds of frames are in flight in both lanes. The sender sends more while the receiver is stopped."""
     a, b = join("a"), join("b", epoch=1)
     for number in range(300):
         await a.send("b", call(number))
@@ -69,7 +69,7 @@ async def test_a_new_incarnation_gets_unacknowledged_frames(join: Join) -> None:
 
 
 async def test_a_restored_receiver_gets_only_new_frames(join: Join) -> None:
-    """The sender may not have received the last acknowledgement."""
+    """The sender has no acknowledgement of the frames that the receiver has received."""
     a, b = join("a", epoch=4), join("b")
     await send_calls(a, "b", 300)
     received = await receive_many(b, 120)
@@ -86,7 +86,7 @@ async def test_a_restored_receiver_gets_only_new_frames(join: Join) -> None:
 
 
 async def test_a_restored_sender_resends_without_duplicates(join: Join) -> None:
-    """The sender resends possibly unacknowledged frames; the receiver drops duplicates."""
+    """The sender resends frames that are possibly unacknowledged. The receiver drops the duplicates."""
     a, b = join("a"), join("b")
     await send_calls(a, "b", 200)
     received = await receive_many(b, 200)
@@ -113,7 +113,7 @@ async def test_a_new_incarnation_of_the_sender_starts_at_number_0(join: Join) ->
     assert (read_number(delivery), delivery.epoch, delivery.number) == (1, 2, 0)
 
 
-async def test_restored_messages_to_the_own_process_are_received_again(join: Join) -> None:
+async def test_restored_messages_to_the_same_process_are_received_again(join: Join) -> None:
     a = join("a")
     await a.send("a", LeaseReleased(7, 5))
     frame = (await a.receive_delivery()).frame
@@ -124,7 +124,7 @@ async def test_restored_messages_to_the_own_process_are_received_again(join: Joi
     assert [(read_number(delivery), delivery.number) for delivery in await receive_many(a, 2)] == [(7, 3), (8, 4)]
 
 
-async def test_restoring_after_sending_is_refused(join: Join) -> None:
+async def test_a_restore_after_a_send_is_refused(join: Join) -> None:
     a = join("a")
     await a.send("b", call(0))
     with pytest.raises(RuntimeError, match="before any frame is sent"):

@@ -1,4 +1,4 @@
-"""assert_close for tensors, without the imports of torch.testing for sharded tensors, which take a second."""
+"""assert_close for tensors. Unlike torch.testing, it does not import sharded tensors, which takes a second."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 
 
 def assert_close(actual: Any, expected: Any, *, rtol: float = 1.3e-6, atol: float = 1e-5) -> None:
-    """Compares tensors or numbers, also in tuples or dicts. The bounds are those of torch.testing for float32."""
+    """Compare tensors or numbers, also in tuples or dicts. The tolerances are those of torch.testing for float32."""
     if isinstance(actual, dict):
         assert actual.keys() == expected.keys()
         actual, expected = tuple(actual.values()), tuple(expected[name] for name in actual)

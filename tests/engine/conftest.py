@@ -1,4 +1,4 @@
-"""The transformers folder of a small model with its tokenizer."""
+"""A fixture: a folder in the layout of transformers, with a small model and its tokenizer."""
 
 from pathlib import Path
 

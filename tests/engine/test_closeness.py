@@ -1,4 +1,4 @@
-"""What tensors are nearly equal is what torch.testing takes for it."""
+"""Tests: assert_close accepts the same tensors as torch.testing."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Requests that no engine accepts."""
+"""Tests of requests that every engine refuses."""
 
 from typing import Any
 
@@ -36,6 +36,6 @@ def test_a_request_at_the_limits_is_accepted() -> None:
         ({"stop_token_ids": tuple(range(17))}, "17 stop tokens; the limit is 16"),
     ],
 )
-def test_a_bad_request_is_refused_with_the_problem(changes: dict[str, Any], message: str) -> None:
+def test_the_error_for_a_bad_request_names_the_problem(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestRefused, match=message):
         check_request(msgspec.structs.replace(GOOD, **changes), vocab_size=100, sequence_tokens=10)

@@ -10,7 +10,7 @@ def make_ids(*tokens: int) -> NDArray[np.int32]:
     return np.array(tokens, np.int32)
 
 
-def test_a_continued_sequence_matches_its_prefix_and_a_different_text_does_not():
+def test_a_continued_sequence_matches_its_prefix_and_another_text_does_not():
     tracker = PrefixTracker()
     tracker.record(1, make_ids(4, 5, 6))
     tracker.record(2, make_ids(4, 5))

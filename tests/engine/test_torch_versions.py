@@ -1,7 +1,6 @@
-"""pyright accepts every use of torch with the sources of the oldest supported version and of a version in between.
+"""Tests: every use of torch type-checks with the oldest supported version of torch and with a version in between.
 
-The sources are those of the published packages, which are downloaded once into build/torch-sources/ (500 to 900 MB each, of which
-50 MB stay).
+The published packages are downloaded once, 500 to 900 MB each. Their sources stay in build/torch-sources/, 50 MB each.
 """
 
 import json
@@ -16,9 +15,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CHECKED = ("engine", "policies", "benchmarks/gpu", "analysis/planning")
-# Rules that report a missing function, attribute or parameter. Other rules depend on how completely a version is typed.
+# Rules that report a missing function, attribute or parameter. Other rules depend on how well a version is typed.
 RULES = ("reportAttributeAccessIssue", "reportCallIssue", "reportArgumentType", "reportMissingImports")
-# Uses that the code makes only where torch has the function.
+# Uses that the code makes only if torch has the function.
 GUARDED = {"2.9.0": {("engine/model/experts.py", '"grouped_mm" is not a known attribute')}}
 
 
@@ -33,7 +32,7 @@ class Report(msgspec.Struct, rename="camel"):
 
 
 def download_sources(version: str) -> Path:
-    """The Python files of the package, without compiled libraries."""
+    """Return the folder of the Python files of the package, without compiled libraries."""
     folder = ROOT / "build/torch-sources" / version
     if folder.exists():
         return folder

@@ -1,4 +1,4 @@
-"""Small random models and tokenizers for the tests of engine/."""
+"""Small random models and tokenizers for tests of the engine."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -26,7 +26,7 @@ VOCABULARY = 97
 def small_config(
     *, num_kv_heads: int = 2, tie_word_embeddings: bool = True, vocab_size: int = VOCABULARY, **options: Any
 ) -> DecoderConfig:
-    """`options`: further fields of DecoderConfig."""
+    """Make a small config. `options`: more fields of DecoderConfig."""
     return DecoderConfig(
         vocab_size=vocab_size,
         hidden_size=32,
@@ -41,7 +41,7 @@ def small_config(
 
 
 def small_architecture(model_type: str, **options: Any) -> DecoderConfig:
-    """The small model of an architecture; with experts, the first of two layers has one MLP."""
+    """Make a small config of an architecture. With experts, the first of its two layers has a single MLP."""
     experts = ExpertsConfig(
         num_experts=8, experts_per_token=3, expert_size=24, normalizes_weights=True, dense_layers=(0,)
     )
@@ -52,7 +52,7 @@ def small_architecture(model_type: str, **options: Any) -> DecoderConfig:
 def small_model(
     seed: int = 0, config: DecoderConfig | None = None, *, vocab_size: int = VOCABULARY, std: float = 0.3
 ) -> CausalLM:
-    """Random weights large enough that neighbouring logits differ clearly, norm weights and biases unlike 1."""
+    """Make a model with large random weights, so that logits differ clearly. Norm weights and biases are random too."""
     model = CausalLM(config or small_config(vocab_size=vocab_size))
     initialize_weights(model, seed, std)
     generator = torch.Generator().manual_seed(seed)
@@ -65,7 +65,7 @@ def small_model(
 
 @cache
 def get_batch_invariant_matmul(config: DecoderConfig) -> Matmul:
-    """Matrix products for tests that compare bits; plain products are not batch-invariant on every processor."""
+    """Return products for tests that compare bits. Plain products are not batch-invariant on every processor."""
     return find_batch_invariant_matmul(config, 768, 256)
 
 
@@ -81,7 +81,7 @@ def random_ids(length: int, seed: int) -> NDArray[np.int32]:
 
 
 def write_tokenizer(folder: Path, vocab_size: int = 280) -> None:
-    """Byte-level BPE with ChatML's tokens, `<tool_call>` unmarked as in Qwen's files, and one plain added word."""
+    """Write a byte-level BPE tokenizer with ChatML's tokens, an added word, and a `<tool_call>` that is not special."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(_train_tokenizer(vocab_size))
 
@@ -103,7 +103,7 @@ def _train_tokenizer(vocab_size: int) -> str:
 
 
 def save_small_model(folder: Path, model: CausalLM | None = None) -> Path:
-    """Write `folder`/tokenizer and a transformers folder, `folder`/model, of this model or of one for the tokenizer."""
+    """Write `folder`/tokenizer, and a transformers folder `folder`/model of this model or of one for the tokenizer."""
     model = model or small_model(vocab_size=280)
     write_tokenizer(folder / "tokenizer")
     save_model(folder / "model", model.config, model.state_dict(), folder / "tokenizer")

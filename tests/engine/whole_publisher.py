@@ -1,4 +1,4 @@
-"""Publishes whole parameters as a learner with one rank does, other ones in each version."""
+"""Publishes whole parameters as a learner with one rank does. Each version has parameters of its own."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,14 +24,14 @@ class WholePublisher:
 
 
 def publish(publisher: WeightPublisher | AdapterPublisher, version: int) -> WeightsPublished:
-    """Publish on a single rank."""
+    """Publish as the only rank."""
     published = publisher.publish(version)
     assert published is not None
     return published
 
 
 def damage(published: WeightsPublished) -> None:
-    """Change two bytes of the first parameter in the slot."""
+    """Change two bytes of the slot's first parameter."""
     with Path(published.path).open("r+b") as file:
         file.seek(get_body_offset(published.num_bytes) + 9)
         file.write(b"\x55\x55")

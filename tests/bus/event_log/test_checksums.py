@@ -1,4 +1,4 @@
-"""A checksum detects a changed value of any column; logs of other versions are refused."""
+"""Tests: a checksum detects a changed value of any column, and logs of another version are refused."""
 
 import contextlib
 import random
@@ -44,13 +44,13 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("column", "value"), CHANGES)
-def test_a_changed_column_of_an_event_is_refused_with_its_number(path: Path, column: str, value: str) -> None:
+def test_an_event_with_a_changed_column_is_refused_with_its_number(path: Path, column: str, value: str) -> None:
     execute(path, f"UPDATE events SET {column} = {value} WHERE seq = 8")
     with pytest.raises(UnusableLog, match=r"log\.sqlite: event 8 is damaged: it differs from its checksum"):
         list(read_events(path))
 
 
-def test_an_event_under_another_number_is_refused(path: Path) -> None:
+def test_an_event_with_a_changed_number_is_refused(path: Path) -> None:
     execute(path, f"UPDATE events SET seq = {NUM_EVENTS + 1} WHERE seq = 8")
     with pytest.raises(UnusableLog, match=f"event {NUM_EVENTS + 1} is damaged"):
         list(read_events(path))
@@ -63,7 +63,7 @@ def test_a_changed_range_of_trajectories_is_refused(path: Path, column: str) -> 
         list(read_events(path, trajectory=5, with_group=True))
 
 
-def test_a_flipped_byte_of_the_file_is_refused_or_changes_no_event(path: Path) -> None:
+def test_a_flipped_byte_is_refused_or_changes_no_event(path: Path) -> None:
     events = [event for event, _ in read_events(path)]
     content, chosen = path.read_bytes(), random.Random(3)
     for _ in range(64):

@@ -1,4 +1,4 @@
-"""Compression of frames is lossless, and better for arrays than DEFLATE without a byte shuffle."""
+"""Tests: compression of frames is lossless, and a byte shuffle makes compressed arrays shorter."""
 
 import random
 import zlib
@@ -37,7 +37,7 @@ def test_arrays_at_any_offset_are_restored(offset: int, ids: list[int]) -> None:
     assert decompress_frame(compress_frame(frame)) == frame
 
 
-def test_arrays_are_shorter_than_without_byte_shuffle() -> None:
+def test_a_byte_shuffle_makes_compressed_arrays_shorter() -> None:
     draw = random.Random(0)
     ids = array("i", [int(151_000 * draw.random() ** 6) for _ in range(2000)]).tobytes()
     logprobs = array("f", [-(draw.random() ** 8) for _ in range(2000)]).tobytes()
@@ -56,7 +56,7 @@ def test_a_small_frame_that_expands_beyond_the_limit_is_refused(marker: bytes) -
 
 
 @pytest.mark.parametrize("marker", [b"\x01", b"\x02"])
-def test_a_cut_or_prolonged_frame_is_refused(marker: bytes) -> None:
+def test_a_truncated_or_lengthened_frame_is_refused(marker: bytes) -> None:
     packed = marker + zlib.compress(bytes(1000))
     assert decompress_frame(packed) == bytes(1000)
     for damaged in (packed[:-1], packed + b"x"):

@@ -1,4 +1,4 @@
-"""Removal of the events of old steps, permanent kinds, and counts of removed events."""
+"""Tests: the event log removes events of old steps, keeps permanent kinds, and counts removed events."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ class Writer:
             assert self._committed.wait(10.0)
 
     def flush_removals(self, events: int = 20) -> None:
-        """Write more events, so that their commits remove all old events."""
+        """Write these additional events: their commits remove all old events."""
         self.write(*[msg.AdmissionContinued()] * events)
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ def open_log(tmp_path: Path) -> Iterator[Callable[[int], Writer]]:
         writer.close()
 
 
-def test_only_events_of_the_last_finished_steps_and_permanent_kinds_are_kept(open_log: Callable[[int], Writer]) -> None:
+def test_only_permanent_kinds_and_events_of_the_last_finished_steps_are_kept(open_log: Callable[[int], Writer]) -> None:
     log = open_log(2)
     log.write(STARTED)
     for step in range(1, 6):
@@ -90,7 +90,7 @@ def test_without_keep_steps_all_events_are_kept(open_log: Callable[[int], Writer
     assert list_removed_events(log.path) == []
 
 
-def test_in_a_rollout_process_the_versions_of_turns_determine_finished_steps(open_log: Callable[[int], Writer]) -> None:
+def test_a_rollout_process_derives_finished_steps_from_the_versions_of_turns(open_log: Callable[[int], Writer]) -> None:
     log = open_log(1)
     for version in range(4):
         versions = version.to_bytes(4, "little", signed=True)
@@ -98,7 +98,7 @@ def test_in_a_rollout_process_the_versions_of_turns_determine_finished_steps(ope
             turn = msg.TurnGenerated(100 * version + number, 0, 1, bytes(4), bytes(4), versions, "stop")
             log.write(turn)
     log.flush_removals()
-    assert min(log.list_trajectories()) == 200  # version 3 means three finished steps
+    assert min(log.list_trajectories()) == 200  # a turn of version 3 implies that three steps are finished
 
 
 def test_a_turn_without_tokens_finishes_no_step(open_log: Callable[[int], Writer]) -> None:
@@ -118,7 +118,7 @@ def test_each_commit_removes_a_bounded_number_of_events(open_log: Callable[[int]
     assert len(log.list_trajectories()) == 20 + 1 - 6 + 1
 
 
-def test_removed_events_are_counted_by_launch(open_log: Callable[[int], Writer]) -> None:
+def test_removed_events_are_counted_for_each_launch(open_log: Callable[[int], Writer]) -> None:
     log = open_log(1)
     log.write(STARTED)
     log.step(1, events=4)

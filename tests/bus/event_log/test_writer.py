@@ -1,4 +1,4 @@
-"""Tests of writing and reading event logs, of kills during a write, and of errors."""
+"""Tests of an event log: writing, reading, kills during a write, and errors of the disk."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ events = st.lists(
 
 
 def write_log(path: Path, *appended: tuple, **options: bool) -> Path:  # pyright: ignore
-    """Write a log with these events, each the arguments of `append`."""
+    """Write a log with these events; each event is a tuple of the arguments of `append`."""
     log = EventLog(path, **options)
     for event in appended:
         log.append(*event)
@@ -42,7 +42,7 @@ def write_log(path: Path, *appended: tuple, **options: bool) -> Path:  # pyright
 
 @settings(max_examples=5)
 @given(events)
-def test_events_are_read_in_the_order_in_which_they_were_appended(
+def test_events_are_read_in_the_order_of_their_appends(
     tmp_path_factory: pytest.TempPathFactory, appended: list[tuple]
 ) -> None:  # pyright: ignore
     path = tmp_path_factory.mktemp("log") / "log.sqlite"
@@ -58,7 +58,7 @@ def test_events_are_read_in_the_order_in_which_they_were_appended(
     assert of_trajectory == [frame for _, _, trajectory, frame in appended if trajectory == 3]
 
 
-def test_an_event_of_a_group_is_found_for_each_of_its_trajectories(tmp_path: Path) -> None:
+def test_an_event_with_several_trajectories_is_found_for_each_of_them(tmp_path: Path) -> None:
     path = write_log(
         tmp_path / "log.sqlite",
         (1.0, "rollout-0", "a", "StartGroup", range(8, 12), b"group 1"),
@@ -88,7 +88,7 @@ def test_events_are_filtered_by_kind_actor_and_time(tmp_path: Path) -> None:
     assert [event.time for event, _ in read_events(path, since_seq=4)] == [4.0]
 
 
-def test_the_folder_of_a_log_may_have_any_name(tmp_path: Path) -> None:
+def test_a_folder_name_with_special_characters_is_accepted(tmp_path: Path) -> None:
     path = write_log(tmp_path / "50%20 #1?mode=x" / "log.sqlite", (1.0, "a", "x", "K", None, b""))
     assert [event.time for event, _ in read_events(path)] == [1.0]
 
@@ -113,7 +113,7 @@ def test_the_error_for_a_damaged_or_missing_log_names_the_file(tmp_path: Path, c
             read()
 
 
-def test_long_frames_are_compressed_losslessly(tmp_path: Path) -> None:
+def test_long_frames_are_compressed_without_loss(tmp_path: Path) -> None:
     frames = [bytes(range(256)) * 8, b"a word and another " * 100, bytes(4000), b"\x01" * 511, b"\x93short"]
     events = ((0.0, "a", "b", "Kind", None, frame) for frame in frames)
     path = write_log(tmp_path / "log.sqlite", *events, compress=True)
@@ -122,10 +122,10 @@ def test_long_frames_are_compressed_losslessly(tmp_path: Path) -> None:
         lengths = [length for (length,) in connection.execute("SELECT length(frame) FROM events ORDER BY seq")]
     assert lengths[1] < 100
     assert lengths[2] < 100
-    assert lengths[3:] == [512, 6]  # one more byte for the marker
+    assert lengths[3:] == [512, 6]  # one byte more than the frame: the marker
 
 
-def test_an_event_without_a_decision_is_read_with_none(tmp_path: Path) -> None:
+def test_an_event_without_a_decision_has_the_decision_none(tmp_path: Path) -> None:
     ((_, decision),) = read_events(write_log(tmp_path / "log.sqlite", (1.0, "buffer", "a", "Kind", None, b"x")))
     assert decision is None
 
@@ -138,19 +138,19 @@ def test_a_reopened_log_continues_its_numbers(tmp_path: Path) -> None:
     assert len(list(read_events(tmp_path / "log.sqlite"))) == 3
 
 
-def test_closing_commits_immediately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_a_log_commits_immediately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_log, "_GROUP_COMMIT_S", 3600.0)
     write_log(tmp_path / "log.sqlite", (1.0, "buffer", "a", "Kind", None, b"x"))
     assert [event.frame for event, _ in read_events(tmp_path / "log.sqlite")] == [b"x"]
 
 
-def test_the_error_for_an_unwritable_path_names_it(tmp_path: Path) -> None:
+def test_the_error_for_an_unwritable_path_names_the_path(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EventLogFailure, match="file"):
         EventLog(tmp_path / "file" / "log.sqlite")
 
 
-def test_a_failed_write_raises_at_closing(tmp_path: Path) -> None:
+def test_closing_a_log_raises_the_error_of_a_failed_write(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "log.sqlite")
     with sqlite3.connect(tmp_path / "log.sqlite") as connection:
         connection.execute("DROP TABLE decisions")
@@ -161,7 +161,7 @@ def test_a_failed_write_raises_at_closing(tmp_path: Path) -> None:
         log.close()
 
 
-def test_the_owner_gets_any_error_of_the_writer_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_owner_receives_every_error_of_the_writer_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(log: EventLog, group: object) -> None:
         raise RuntimeError("unexpected")
 
@@ -195,7 +195,7 @@ except EventLogFailure as error:
 
 
 @pytest.mark.slow
-def test_a_full_disk_raises_an_error_with_the_path(tmp_path: Path) -> None:
+def test_the_error_for_a_full_disk_names_the_path(tmp_path: Path) -> None:
     unshare = ["unshare", "--user", "--map-root-user", "--mount"]
     script = FULL_DISK_SCRIPT.format(folder=str(tmp_path))
     done = subprocess.run([*unshare, sys.executable, "-c", script], capture_output=True, text=True)
@@ -203,7 +203,7 @@ def test_a_full_disk_raises_an_error_with_the_path(tmp_path: Path) -> None:
     assert f"{tmp_path}/log.sqlite: database or disk is full" in done.stdout
 
 
-def test_waiting_for_space_ends_when_the_writer_thread_has_caught_up(
+def test_a_wait_for_space_ends_when_the_writer_thread_has_caught_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups = threading.Semaphore(0)
@@ -222,7 +222,7 @@ def test_waiting_for_space_ends_when_the_writer_thread_has_caught_up(
     log.close()
 
 
-def test_waiting_for_space_raises_if_the_log_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_for_space_raises_the_error_of_a_failed_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_log, "MAX_QUEUED_RECORDS", 3)
     failed = threading.Event()
     log = EventLog(tmp_path / "log.sqlite")
@@ -252,7 +252,7 @@ for number in range(10_000_000):
 
 
 @pytest.mark.slow
-def test_kill_9_during_a_write_tears_no_record(tmp_path: Path) -> None:
+def test_kill_9_during_a_write_leaves_no_partial_event(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
     writer = subprocess.Popen([sys.executable, "-c", WRITER_SCRIPT, str(path)], stdout=subprocess.PIPE)
     assert writer.stdout is not None

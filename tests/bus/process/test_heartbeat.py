@@ -1,4 +1,4 @@
-"""Heartbeats are sent to the launcher of the node."""
+"""Tests: a process sends heartbeats to the launcher of its node."""
 
 import asyncio
 import socket
@@ -28,7 +28,7 @@ async def test_a_process_sends_heartbeats_immediately_and_periodically(tmp_path:
     }
 
 
-async def test_a_sender_without_a_receiver_continues_and_malformed_heartbeats_are_dropped(tmp_path: Path) -> None:
+async def test_a_sender_needs_no_receiver_and_malformed_heartbeats_are_dropped(tmp_path: Path) -> None:
     received = asyncio.Queue[Heartbeat]()
     async with sending_heartbeats("head", 1, 0.01, tmp_path, lambda: None):
         await asyncio.sleep(0.03)
@@ -41,7 +41,7 @@ async def test_a_sender_without_a_receiver_continues_and_malformed_heartbeats_ar
             assert (await received.get()).process == "head"
 
 
-async def test_a_thread_sends_heartbeats_while_the_main_thread_works(tmp_path: Path) -> None:
+async def test_a_thread_sends_heartbeats_while_the_main_thread_is_busy(tmp_path: Path) -> None:
     received = asyncio.Queue[Heartbeat]()
     with (
         receiving_heartbeats(tmp_path, received.put_nowait),

@@ -1,4 +1,4 @@
-"""The record of a process's operations, and the file that the launcher reads."""
+"""Tests of the record of operations that a process writes and the launcher reads."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ def list_names(path: Path, incarnation: int = 1) -> list[str]:
     return [each.name for each in load_operations(path, incarnation)]
 
 
-def test_the_file_lists_running_operations_from_the_outermost(tmp_path: Path) -> None:
+def test_the_file_lists_running_operations_outermost_first(tmp_path: Path) -> None:
     path = tmp_path / "learner rank 1.operations"
     record = OperationRecord(600.0, path)
     assert list_names(path) == []
@@ -29,13 +29,13 @@ def test_the_file_lists_running_operations_from_the_outermost(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_operations_of_an_earlier_incarnation_do_not_count(tmp_path: Path) -> None:
+def test_operations_of_an_earlier_incarnation_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "learner.operations"
     with OperationRecord(600.0, path, incarnation=2).run("save"):
         assert (list_names(path, 2), list_names(path, 3)) == (["save"], [])
 
 
-def test_concurrent_operations_may_end_in_any_order() -> None:
+def test_concurrent_operations_can_end_in_any_order() -> None:
     record = OperationRecord()
     saving, training = record.run("save"), record.run("step 4")
     saving.__enter__()
@@ -46,7 +46,7 @@ def test_concurrent_operations_may_end_in_any_order() -> None:
     assert record.running == ()
 
 
-def test_the_record_keeps_the_operations_in_which_the_first_error_was_raised() -> None:
+def test_the_record_keeps_the_operations_that_raised_the_first_error() -> None:
     record = OperationRecord()
     with pytest.raises(ValueError, match="lr"), record.run("step 3"), record.run("optimizer update"):
         raise ValueError("lr")

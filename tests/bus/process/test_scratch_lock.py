@@ -1,4 +1,4 @@
-"""Scratch folders of ended owners are removed; folders of running owners and of other users are kept."""
+"""Tests: scratch folders of ended owners are removed, and folders of running owners and other users are kept."""
 
 import fcntl
 import os
@@ -22,7 +22,7 @@ from asterism.bus.process.scratch_lock import (
 
 @pytest.fixture
 def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the only folder for scratch folders."""
+    """Return the parent of all scratch folders."""
     monkeypatch.setattr(scratch_lock, "_PARENTS", ())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
@@ -50,7 +50,7 @@ def test_only_folders_of_ended_owners_are_removed(parent: Path) -> None:
 
 
 def test_named_shared_memory_of_an_ended_owner_is_removed(parent: Path) -> None:
-    """Only recorded files are removed, whatever their present names are."""
+    """Only recorded files are removed. Their present names do not matter."""
     with (
         tempfile.NamedTemporaryFile(dir="/dev/shm", delete=False) as dead,
         tempfile.NamedTemporaryFile(dir="/dev/shm") as living,
@@ -63,7 +63,7 @@ def test_named_shared_memory_of_an_ended_owner_is_removed(parent: Path) -> None:
         assert (renamed.exists(), Path(living.name).exists()) == (False, True)
 
 
-def test_the_cgroup_and_the_folder_of_an_ended_owner_are_removed_when_its_processes_have_ended(
+def test_the_cgroup_of_an_ended_owner_is_removed_after_its_processes_have_ended(
     parent: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "sleep", lambda _: None)
@@ -72,7 +72,7 @@ def test_the_cgroup_and_the_folder_of_an_ended_owner_are_removed_when_its_proces
     (cgroups / dead.name / "1" / "call-1").mkdir(parents=True)
     other = cgroups / "other"
     other.mkdir()
-    process = cgroups / dead.name / "1" / "process"  # makes rmdir fail, as in a cgroup with a process
+    process = cgroups / dead.name / "1" / "process"  # rmdir fails, as for a cgroup with a process
     process.touch()
     link_cgroup(dead, cgroups / dead.name)
     link_cgroup(abandon(parent / name_scratch("linked-elsewhere")), other)
@@ -82,7 +82,7 @@ def test_the_cgroup_and_the_folder_of_an_ended_owner_are_removed_when_its_proces
     assert list(cgroups.iterdir()) == [other]
 
 
-def test_a_folder_of_an_ended_owner_is_replaced_and_a_folder_of_a_running_owner_is_refused(parent: Path) -> None:
+def test_only_the_folder_of_an_ended_owner_is_replaced(parent: Path) -> None:
     path = abandon(parent / name_scratch("again"))
     with holding_scratch(path):
         assert not (path / "file").exists()
@@ -91,7 +91,7 @@ def test_a_folder_of_an_ended_owner_is_replaced_and_a_folder_of_a_running_owner_
         assert path.is_dir()
 
 
-def test_a_folder_that_another_start_removes_before_it_is_locked_is_made_again(
+def test_a_folder_that_is_removed_before_it_is_locked_is_created_again(
     parent: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock, removed = fcntl.flock, list[Path]()
@@ -135,7 +135,7 @@ def test_trees_that_are_too_deep_or_not_readable_are_removed(parent: Path) -> No
     assert not path.exists()
 
 
-def test_an_owner_has_ended_only_if_its_folder_would_be_visible_here(tmp_path: Path) -> None:
+def test_an_owner_whose_folder_is_not_visible_does_not_count_as_ended(tmp_path: Path) -> None:
     with holding_scratch(tmp_path / "scratch") as path:
         owner = name_owner(path)
         assert not has_owner_ended(owner)

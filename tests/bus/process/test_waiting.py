@@ -1,4 +1,4 @@
-"""Tests of the wait for the first of several coroutines."""
+"""Tests of waiting for the first of several coroutines."""
 
 import asyncio
 
@@ -12,18 +12,18 @@ async def finish_after(seconds: float, ended: list[float]) -> float:
         await asyncio.sleep(seconds)
         return seconds
     finally:
-        await asyncio.sleep(0)  # a cancelled coroutine may need time to end
+        await asyncio.sleep(0)  # the cancelled coroutine needs time to end
         ended.append(seconds)
 
 
-async def test_the_first_result_is_returned_after_the_others_are_cancelled_and_have_ended() -> None:
+async def test_the_first_result_is_returned_after_the_other_coroutines_have_ended() -> None:
     ended: list[float] = []
     assert await wait_for_first(*(finish_after(seconds, ended) for seconds in (30.0, 2.0, 10.0))) == 2.0
     assert sorted(ended) == [2.0, 10.0, 30.0]
     assert asyncio.get_running_loop().time() == 2.0
 
 
-async def test_the_earliest_argument_counts_if_several_end_at_the_same_time() -> None:
+async def test_the_earliest_argument_wins_if_several_coroutines_end_together() -> None:
     async def fail() -> int:
         raise ValueError("broken")
 

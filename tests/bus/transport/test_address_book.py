@@ -1,4 +1,4 @@
-"""The address book of a cluster determines routes, unknown processes and departed processes."""
+"""Tests: the address book of a cluster determines routes, unknown processes and departed processes."""
 
 import asyncio
 import sys
@@ -33,7 +33,7 @@ def key(tmp_path: Path) -> ClusterKey:
 
 @pytest.fixture
 def cluster(tmp_path: Path, key: ClusterKey) -> Cluster:
-    """Make two nodes: node 0 with a and b, node 1 with c."""
+    """Return a cluster with a and b on node 0, and c on node 1."""
     cluster = Cluster(tmp_path, key)
     cluster.add(0, "a", "b")
     cluster.add(1, "c")
@@ -49,7 +49,7 @@ async def rounds(count: int = 5) -> None:
 
 
 async def test_peers_of_the_same_node_are_reached_without_tcp(cluster: Cluster) -> None:
-    """The ports in the sender's book are closed."""
+    """No process listens on the TCP ports in the sender's book."""
     b = cluster.join("b")
     cluster.add(0, "b")
     a = cluster.join("a")
@@ -83,9 +83,7 @@ asyncio.run(live(Path(sys.argv[1])))
 
 
 @pytest.mark.slow
-async def test_a_new_incarnation_gets_unacknowledged_frames_on_the_ports_of_the_killed_one(
-    tmp_path: Path, cluster: Cluster
-) -> None:
+async def test_a_new_incarnation_on_the_same_ports_gets_unacknowledged_frames(tmp_path: Path, cluster: Cluster) -> None:
     write_key_location(cluster.get_sockets(1), tmp_path / "keys" / KEY_FILE)
     a = cluster.join("a")
     await send_calls(a, "c", 5)
@@ -102,7 +100,7 @@ async def test_a_new_incarnation_gets_unacknowledged_frames_on_the_ports_of_the_
 # ---------------------------------------------------------------- unknown processes
 
 
-async def test_frames_wait_for_a_process_that_is_not_in_the_book_yet(cluster: Cluster) -> None:
+async def test_frames_wait_until_their_receiver_is_in_the_book(cluster: Cluster) -> None:
     a = cluster.join("a")
     await send_calls(a, "d", 20)
     await a.send("d", LeaseReleased(7, 5))
@@ -117,8 +115,8 @@ async def test_frames_wait_for_a_process_that_is_not_in_the_book_yet(cluster: Cl
     assert (a.dropped, d.dropped) == (0, 0)
 
 
-async def test_a_process_acknowledges_frames_of_a_process_that_is_not_in_its_book(cluster: Cluster) -> None:
-    """Acknowledgements use the connection of the frames."""
+async def test_a_process_acknowledges_frames_of_a_sender_without_a_book_entry(cluster: Cluster) -> None:
+    """The acknowledgements return on the connection that delivered the frames."""
     a = cluster.join("a")
     network = write_book_without(cluster, "a", node=1)
     c = cluster.join("c", network=network)
@@ -138,7 +136,7 @@ def write_book_without(cluster: Cluster, process: str, node: int) -> Network:
 
 @pytest.mark.parametrize("peer", ["c", "d"])
 async def test_blocked_senders_are_released_when_the_peer_departs(cluster: Cluster, peer: str) -> None:
-    """The peer has an address in the book, or none."""
+    """The peer is tested with and without an address in the book."""
     a = cluster.join("a", bound=4)
     sending = [asyncio.create_task(send_calls(a, peer, 10)) for _ in range(3)]
     await wait_until(lambda: a.unacknowledged == {peer: 4})
@@ -173,7 +171,7 @@ async def test_restored_frames_for_a_departed_process_are_dropped(cluster: Clust
 
 
 async def test_frames_of_an_earlier_launch_are_dropped_and_counted(cluster: Cluster) -> None:
-    """The node of c was disconnected and still runs; b has epoch 0, which is exempt."""
+    """Process c continues on a disconnected node. Process b has epoch 0, which is always accepted."""
     cluster.first_epoch = 2_000
     cluster.add(0, "d")
     a, b, c, d = cluster.join("a", 2_000), cluster.join("b"), cluster.join("c", 1_001), cluster.join("d", 2_001)
@@ -211,7 +209,7 @@ def test_the_last_book_stays_valid_after_its_folder_is_deleted(tmp_path: Path, k
     assert network.find_entry("a") == entry
 
 
-def test_the_bulk_lane_has_the_next_port() -> None:
+def test_the_bulk_lane_uses_the_port_after_the_control_lane() -> None:
     address = TcpAddress("10.0.0.1", 29700)
     assert (address.format_endpoint(CONTROL), address.format_endpoint(BULK)) == (
         "tcp://10.0.0.1:29700",
@@ -244,9 +242,9 @@ def test_a_process_without_an_entry_cannot_listen(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("lane", LANES)
-async def test_the_error_for_a_used_port_names_it_and_the_process_can_retry(cluster: Cluster, lane: Lane) -> None:
+async def test_the_error_for_a_used_port_names_the_port_and_permits_a_retry(cluster: Cluster, lane: Lane) -> None:
     taken = cluster.entries["c"].address
-    port = taken.port + (1 if lane == CONTROL else -1)  # both addresses contain one common port
+    port = taken.port + (1 if lane == CONTROL else -1)  # the two addresses share one port
     own = TcpAddress(taken.host, port)
     cluster.add(1, "c", address=own)
     cluster.add(1, "d", address=taken)

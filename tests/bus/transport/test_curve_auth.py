@@ -1,4 +1,4 @@
-"""Tests of encryption and authentication with the cluster's key."""
+"""Tests of encryption and authentication with a cluster's key."""
 
 import asyncio
 import stat
@@ -58,7 +58,7 @@ async def probe_as_stranger(address: TcpAddress, configure: Any, bus: Bus) -> li
         socket.send(encode_packet(Packet("x", "b", 0, 0, 0, 0, 0, [b"x"])))
         socket.send(encode_packet(Packet("x", "b", 0, -1, 0, 0, 0, [])))
         await wait_until(lambda: bus.dropped > 0)
-        await asyncio.sleep(0.3)  # time for further events, which fail the test
+        await asyncio.sleep(0.3)  # any event in this time fails the test
         assert not socket.poll(0)
         events: list[int] = []
         while monitor.poll(0):
@@ -74,7 +74,7 @@ def no_key(_key: ClusterKey, _other: ClusterKey) -> Any:
 
 
 def wrong_key(key: ClusterKey, other: ClusterKey) -> Any:
-    """Configure a peer with the public key and with another key pair."""
+    """Configure a peer with the cluster's public key and a key pair of its own."""
 
     def configure(socket: zmq.Socket[bytes]) -> None:
         socket.setsockopt(zmq.CURVE_SERVERKEY, key.public)
@@ -98,7 +98,7 @@ async def test_a_peer_without_a_key_is_counted_and_ignored(tmp_path: Path, clust
     assert zmq.EVENT_HANDSHAKE_SUCCEEDED not in events
     assert zmq.EVENT_HANDSHAKE_FAILED_AUTH not in events
     assert b.waiting == 0
-    a = cluster.join("a")  # a peer with the key
+    a = cluster.join("a")  # this peer has the key
     await a.send("b", call(1))
     assert (await b.receive()).message == call(1)
 
@@ -111,7 +111,7 @@ async def test_messages_of_a_bus_with_another_key_are_dropped(tmp_path: Path, cl
     assert (b.waiting, a.unacknowledged) == (0, {"b": 1})
 
 
-def test_the_keys_command_creates_a_private_file_and_never_replaces_one(tmp_path: Path) -> None:
+def test_the_keys_command_creates_a_private_file_and_replaces_no_file(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "keys"
     made = CliRunner().invoke(app, ["keys", str(folder)])
     path = folder / KEY_FILE
@@ -127,7 +127,7 @@ def test_the_keys_command_creates_a_private_file_and_never_replaces_one(tmp_path
     assert load_key(path) == key
 
 
-def test_the_error_for_a_folder_that_cannot_be_created_names_it(tmp_path: Path) -> None:
+def test_the_error_for_an_uncreatable_folder_names_the_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UnusableInput, match=f"^{tmp_path / 'file' / 'keys' / KEY_FILE}: Not a directory$"):
         generate_key(tmp_path / "file" / "keys")
@@ -135,7 +135,7 @@ def test_the_error_for_a_folder_that_cannot_be_created_names_it(tmp_path: Path) 
         generate_key(tmp_path / "file")
 
 
-def test_a_key_that_other_users_may_read_is_refused(tmp_path: Path) -> None:
+def test_a_key_that_other_users_can_read_is_refused(tmp_path: Path) -> None:
     path = generate_key(tmp_path)
     path.chmod(0o640)
     with pytest.raises(UnusableInput, match="other users may read it"):
@@ -151,6 +151,6 @@ def test_an_invalid_key_is_refused(tmp_path: Path, text: str) -> None:
         load_key(path)
 
 
-def test_the_error_for_a_missing_key_names_the_command(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_key_names_the_command_that_creates_it(tmp_path: Path) -> None:
     with pytest.raises(UnusableInput, match="asterism keys"):
         load_key(tmp_path / KEY_FILE)

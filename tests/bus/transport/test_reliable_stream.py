@@ -1,4 +1,4 @@
-"""The state machines of a lane deliver each frame once despite faults of the network and restarts of both sides."""
+"""Tests: the state machines of a lane deliver each frame once, despite network faults and restarts of both sides."""
 
 import pytest
 from hypothesis import settings
@@ -34,7 +34,7 @@ def handshake(send_window: SendWindow, receive_window: ReceiveWindow) -> None:
 
 
 def connect(frames: int) -> tuple[SendWindow, ReceiveWindow]:
-    """Return both ends after their handshake, with this number of frames to send."""
+    """Return both ends of a lane after the handshake; the sender has this number of queued frames."""
     send_window, receive_window = make_send_window(frames=frames), ReceiveWindow(0)
     handshake(send_window, receive_window)
     return send_window, receive_window
@@ -64,7 +64,7 @@ def test_a_packet_is_bounded_in_frames_and_bytes() -> None:
     assert [len(build_packet(send_window).frames) for _ in range(2)] == [2, 1]
 
 
-def test_acknowledged_frames_are_dropped_and_received_ones_are_held() -> None:
+def test_acknowledged_frames_are_dropped_and_received_frames_are_held() -> None:
     send_window, receive_window = connect(frames=4)
     receive_window.accept(build_packet(send_window))
     send_window.add(make_frame(4))
@@ -88,7 +88,7 @@ def test_a_missing_packet_is_requested_once_and_delayed_packets_are_not_resent()
         assert receive_window.ack_due == (number == 1)
         if receive_window.ack_due:
             answer = receive_window.build_ack()
-    assert send_window.on_ack(Ack(1, 0, 0, 0, 1, 0))  # an acknowledgement without a gap
+    assert send_window.on_ack(Ack(1, 0, 0, 0, 1, 0))  # an acknowledgement that reports no gap
     assert send_window.build_packet() is None
     assert send_window.on_ack(answer)  # pyright: ignore[reportPossiblyUnboundVariable]
     resent = build_packet(send_window)
@@ -112,11 +112,11 @@ def test_a_new_incarnation_of_the_receiver_gets_unacknowledged_frames() -> None:
     old.accept(packet)
     old.acknowledge(1, 0)
     send_window.on_ack(old.build_ack())
-    assert new.accept(packet) == []  # addressed to the old incarnation
+    assert new.accept(packet) == []  # this packet has the epoch of the old incarnation
     assert send_window.on_ack(new.build_ack())
     resent = build_packet(send_window)
     assert new.accept(resent) == [make_frame(number) for number in (1, 2, 3)]
-    assert not send_window.on_ack(Ack(1, 1, 4, 4, 1, 0))  # a late answer of the old incarnation
+    assert not send_window.on_ack(Ack(1, 1, 4, 4, 1, 0))  # the old incarnation sent this answer
     assert send_window.num_buffered == 3
 
 
@@ -156,7 +156,7 @@ def test_numbering_continues_after_frames_are_dropped() -> None:
     assert send_window.num_buffered == 0
 
 
-def test_an_answer_of_an_earlier_resend_round_causes_no_second_resend() -> None:
+def test_a_late_answer_of_an_earlier_resend_causes_no_second_resend() -> None:
     send_window, receive_window = connect(frames=2)
     send_window.build_packet()  # this packet is lost
     answers: list[Ack] = []
@@ -192,7 +192,7 @@ def test_an_invalid_acknowledgement_is_refused(ack: Ack) -> None:
 
 
 class Link(RuleBasedStateMachine):
-    """A send window that restores its state, and a receiver that restores it (`durable`) or starts a new epoch."""
+    """A send window that restores its state. The receiver restores its state (`durable`) or starts a new epoch."""
 
     @initialize(durable=st.booleans())
     def begin(self, durable: bool) -> None:
@@ -202,9 +202,9 @@ class Link(RuleBasedStateMachine):
         self.receive_window = ReceiveWindow(1)
         self.wire: list[Packet | Ack] = []
         self.num_sent = 0
-        self.received: list[int] = []  # numbers received by this incarnation
-        self.delivered = 0  # lowest number that no incarnation has acknowledged
-        self.first_expected = 0  # lower frames must not reach this incarnation
+        self.received: list[int] = []  # numbers of frames that this incarnation has received
+        self.delivered = 0  # lowest number of the frames that no incarnation has acknowledged
+        self.first_expected = 0  # this incarnation must not receive frames with lower numbers
 
     @rule(count=st.integers(1, 5), is_flushed=st.booleans())
     def send(self, count: int, is_flushed: bool) -> None:
@@ -250,7 +250,7 @@ class Link(RuleBasedStateMachine):
 
     @rule()
     def restart_receiver(self) -> None:
-        """Restart the receiver with its state, or in a new epoch."""
+        """Restart the receiver, either with its state or in a new epoch."""
         self.first_expected = self.delivered if self.durable else self.send_window.base
         if self.durable:
             self.receive_window = ReceiveWindow(1, 1, self.delivered)
@@ -280,7 +280,7 @@ class Link(RuleBasedStateMachine):
         assert self.send_window.num_bytes == sum(len(make_frame(number)) for number in held)
 
     def teardown(self) -> None:
-        """Check that all frames arrive over an intact wire."""
+        """Check that all frames arrive after the wire is repaired."""
         if not hasattr(self, "wire"):
             return
         self.wire.clear()

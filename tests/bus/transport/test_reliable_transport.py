@@ -1,4 +1,4 @@
-"""Tests of a process's packets, probes and acknowledgements on its wire, under a virtual clock."""
+"""Tests, under a virtual clock, of the packets, probes and acknowledgements that a process sends."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ class RecordingWire:
         pass
 
     def count_frames(self, process: str = "b", lane: Lane = BULK) -> list[int]:
-        """Return the number of frames of each packet; 0 for probes."""
+        """Return the number of frames of each packet. A probe has 0 frames."""
         return [len(packet.frames) for to, on, packet in self.packets if (to, on) == (process, lane)]
 
 
@@ -80,7 +80,7 @@ def receive_ack(
 
 
 async def connect(transport: ReliableTransport, count: int, size: int = 1) -> None:
-    """Send frames to a peer that answers the probe."""
+    """Send frames to a peer, which answers the probe."""
     await send(transport, count, size)
     await run_loop()
     receive_ack(transport, 0, 0)
@@ -90,11 +90,11 @@ def receive_frames(transport: ReliableTransport, first: int, count: int, acks: l
     transport.on_packet(lane, Packet("b", "a", PEER_EPOCH, 1, 0, 0, first, [b"x"] * count), acks.append)
 
 
-async def test_frames_of_a_loop_iteration_share_a_packet(transport: ReliableTransport, wire: RecordingWire) -> None:
+async def test_frames_of_one_loop_iteration_share_a_packet(transport: ReliableTransport, wire: RecordingWire) -> None:
     await send(transport, 5)
     assert wire.packets == []
     await run_loop()
-    assert wire.count_frames() == [0]  # a probe
+    assert wire.count_frames() == [0]  # this packet is a probe
     receive_ack(transport, 0, 0)
     assert wire.count_frames() == [0, 5]
     await send(transport, 1)
@@ -133,7 +133,7 @@ async def test_a_sender_waits_while_the_window_is_full(transport: ReliableTransp
 
 
 @pytest.mark.parametrize("limits", [LinkLimits(1000, window_bytes=8)])
-async def test_one_frame_may_exceed_the_window(transport: ReliableTransport, wire: RecordingWire) -> None:
+async def test_one_frame_can_exceed_the_window(transport: ReliableTransport, wire: RecordingWire) -> None:
     await send(transport, 1, size=100)
     waiting = asyncio.create_task(send(transport, 1))
     await run_loop()
@@ -183,7 +183,7 @@ async def test_an_unresponsive_peer_is_probed_with_growing_intervals_and_without
     receive_ack(transport, 3, 3, resend_round=2)
     num_packets = len(wire.packets)
     await asyncio.sleep(20)
-    assert len(wire.packets) == num_packets  # no probes if all frames are acknowledged
+    assert len(wire.packets) == num_packets  # no probe follows if all frames are acknowledged
 
 
 async def test_one_acknowledgement_covers_many_frames(transport: ReliableTransport) -> None:
@@ -201,7 +201,7 @@ async def test_one_acknowledgement_covers_many_frames(transport: ReliableTranspo
 
 
 @pytest.mark.parametrize("limits", [LinkLimits(16)])
-async def test_a_quarter_of_a_window_is_acknowledged_immediately(transport: ReliableTransport) -> None:
+async def test_a_received_quarter_of_a_window_is_acknowledged_immediately(transport: ReliableTransport) -> None:
     acks: list[Ack] = []
     receive_frames(transport, 0, 12, acks)
     for _ in range(10):
@@ -220,7 +220,7 @@ async def test_probes_gaps_and_duplicates_are_answered_immediately(transport: Re
     assert len(transport.inbox) == 2
 
 
-async def test_closing_waits_half_a_second_for_peers_that_lack_frames(transport: ReliableTransport) -> None:
+async def test_closing_waits_at_most_half_a_second_for_missing_acknowledgements(transport: ReliableTransport) -> None:
     await send(transport, 1)
     closing = asyncio.create_task(transport.close())
     await asyncio.sleep(0.4)
@@ -266,7 +266,7 @@ async def test_a_packet_of_a_mebibyte_gets_no_further_frame(transport: ReliableT
     assert TARGET_PACKET_BYTES < 3 * 400_000
 
 
-async def test_packets_of_excess_peers_are_counted(
+async def test_packets_of_peers_above_the_limit_are_counted(
     monkeypatch: pytest.MonkeyPatch, transport: ReliableTransport
 ) -> None:
     monkeypatch.setattr("asterism.bus.transport.reliable_transport.MAX_IN_CHANNELS", 2)
@@ -316,7 +316,7 @@ async def test_frames_from_a_departed_process_are_counted_and_not_answered(trans
     assert [line["event"] for line in lines] == ["frames.dropped"]
 
 
-async def test_a_forgotten_peer_leaves_no_state_and_a_new_process_of_its_name_starts_new_links(
+async def test_a_forgotten_peer_leaves_no_state_for_a_new_process_with_its_name(
     transport: ReliableTransport, wire: RecordingWire
 ) -> None:
     transport.on_packet(BULK, Packet("b", "a", 5, transport.epoch, 0, 3, 3, [b"x"]), lambda _: None)
@@ -324,7 +324,7 @@ async def test_a_forgotten_peer_leaves_no_state_and_a_new_process_of_its_name_st
     transport.forget_peer("b")
     assert wire.disconnected == ["b"]
     assert transport.unacknowledged == {}
-    transport.on_writable("b", BULK)  # a late event of the closed socket
+    transport.on_writable("b", BULK)  # a late event from the closed socket
     assert transport.on_packet(BULK, Packet("b", "a", 5, transport.epoch, 0, 0, 0, [b"z"]), lambda _: None) == 1
 
 

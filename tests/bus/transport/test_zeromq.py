@@ -1,4 +1,4 @@
-"""Tests of invalid input on the sockets of a process, and of broken connections."""
+"""Tests of invalid input to the sockets of a process, and of broken connections."""
 
 import asyncio
 import errno
@@ -59,7 +59,7 @@ MALFORMED = [
     msgspec.msgpack.encode(["a", "b", 1, EPOCH, 0, 0, 0, [b"x"], "more"]),
     msgspec.msgpack.encode(["a", "b", 1, EPOCH, 0, 0, 1 << 63, []]),
     msgspec.msgpack.encode({"sender": "a"}),
-    VALID[:-1].replace(b"\x92", b"\xdd\xff\xff\xff\xff"),  # false number of frames
+    VALID[:-1].replace(b"\x92", b"\xdd\xff\xff\xff\xff"),  # wrong number of frames
     b"\x98\xa1\xff" + VALID[3:],  # invalid UTF-8
 ]
 
@@ -85,7 +85,7 @@ async def test_duplicate_and_stale_packets_are_counted_and_dropped(join: Join, t
         await wait_until(lambda: bus.dropped == 5 + 6 + 5)
         socket.send(make_packet(0, 3, epoch=0))  # old epoch of the sender
         socket.send(make_packet(11, 1, receiver=EPOCH - 1))  # old epoch of the receiver
-        socket.send(make_packet(11, 1, to="c"))  # another receiver
+        socket.send(make_packet(11, 1, to="c"))  # packet for another receiver
         socket.send(make_packet(11, 1))
         received = [(await bus.receive()).message for _ in range(12)]
         assert received == [call(number) for number in range(12)]
@@ -123,7 +123,7 @@ async def test_malformed_acknowledgements_are_counted_and_dropped(join: Join, tm
 
 @pytest.mark.slow
 async def test_a_broken_connection_neither_loses_nor_duplicates_frames(tmp_path: Path) -> None:
-    """A relay between a and b repeatedly closes the connection and drops its content."""
+    """A relay between a and b repeatedly closes the connection and drops the bytes in transit."""
     near, far = tmp_path / "near", tmp_path / "far"
     for folder in (near, far):
         folder.mkdir()
@@ -145,7 +145,7 @@ CUT_AFTER_BYTES = 100_000
 
 
 async def relay(here: Path, there: Path) -> None:
-    """Forward CUT_AFTER_BYTES of each connection."""
+    """Forward CUT_AFTER_BYTES of each connection, then close it."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         other_reader, other_writer = await asyncio.open_unix_connection(str(there))
@@ -217,7 +217,7 @@ async def test_connections_of_other_users_are_closed() -> None:
 
 
 @pytest.mark.slow
-async def test_frames_for_a_peer_wait_until_a_descriptor_is_free(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_frames_for_a_peer_wait_for_a_free_file_descriptor(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
     create, failures = zmq.Context.socket, [errno.EMFILE, errno.EMFILE]
     a, b = join("a"), join("b")
 

@@ -1,4 +1,4 @@
-"""Cases that every implementation of asterism.engine.contract.Engine must pass: the public coroutines of these modules."""
+"""The contract of asterism.engine.contract.Engine: its cases are the public coroutines of these modules."""
 
 import inspect
 from collections.abc import Callable, Coroutine
@@ -16,7 +16,7 @@ Case = Callable[[Bench], Coroutine[Any, Any, None]]
 
 
 def _list_cases(module: ModuleType) -> list[Case]:
-    """List the public coroutines in the order of their definitions."""
+    """List the public coroutines of the contract's modules in the order of their definitions."""
     found = (each for name, each in vars(module).items() if not name.startswith("_"))
     return [each for each in found if inspect.iscoroutinefunction(each) and each.__module__ == module.__name__]
 

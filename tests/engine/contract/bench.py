@@ -1,4 +1,4 @@
-"""Defines how the contract's cases create an engine, and the traits in which engines differ."""
+"""The interface between the contract's cases and an engine's tests: how to create the engine, and its traits."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,18 +17,18 @@ from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.hf_checkpoint import load_model
 from tests.engine.whole_publisher import WholePublisher
 
-ORDINARY = 250  # ids below are in the vocabulary of every model here
+ORDINARY = 250  # the ids below are in the vocabulary of every model in these tests
 
 
 class Traits(NamedTuple):
-    """Properties in which engines may differ."""
+    """Properties that differ between engines."""
 
-    logprob_error: float  # largest difference from the learner's float32 logprobs
+    logprob_error: float  # largest difference from the learner's logprobs in float32
     max_running: int
-    prefix_tokens: int  # granularity of a sequence's cached prefix
-    forgets: bool  # a released sequence's pages are free immediately, or else on demand
-    long_turn: int  # new tokens of a turn that a case interrupts
-    look_s: float  # seconds between reads of the engine's load
+    prefix_tokens: int  # the cached prefix of a sequence is a multiple of this number
+    forgets: bool  # a released page is free immediately; otherwise the engine frees it on demand
+    long_turn: int  # number of new tokens of a turn that a case interrupts
+    look_s: float  # seconds between two reads of the engine's load
 
 
 class Bench(Protocol):
@@ -39,16 +39,16 @@ class Bench(Protocol):
     def engine(
         self, *, scarce: bool = False, max_pending: int = 100
     ) -> AbstractAsyncContextManager[tuple[Engine, Capacity]]:
-        """Yield a started engine with the weights of `model` as version 0, closed at the end.
+        """Yield a started engine, which has the weights of `model` as version 0, and close it at the end.
 
-        `scarce`: the cache holds only two or three sequences; the precision does not matter.
+        With `scarce`, the cache holds only two or three sequences, and the precision does not matter.
         """
         ...
 
     def unstarted(self) -> Engine: ...
 
     async def end_abruptly(self, engine: Engine) -> None:
-        """Kill the thread or processes that compute. `bench.engine()` creates a replacement."""
+        """Kill the thread or processes that compute. `bench.engine()` starts another engine."""
         ...
 
 
@@ -82,7 +82,7 @@ async def tokens(engine: Engine, asked: GenerationRequest) -> list[int]:
 async def wait_until(
     bench: Bench, engine: Engine, condition: Callable[[EngineLoad], bool], *calls: asyncio.Future[Generation]
 ) -> None:
-    """Wait for the condition; fail if all of these calls end before."""
+    """Wait for the condition. Fails if all of these calls end earlier."""
     while not condition(engine.get_load()):
         assert not all(call.done() for call in calls)
         await asyncio.sleep(bench.traits.look_s)
@@ -91,10 +91,10 @@ async def wait_until(
 async def saturate(
     bench: Bench, engine: Engine, count: int, condition: Callable[[EngineLoad], bool]
 ) -> list[Generation]:
-    """Keep `count` turns of 100 new tokens in flight until the condition holds; return all answers."""
+    """Keep `count` turns of 100 new tokens in flight until the condition is true. Return all answers."""
     calls: list[asyncio.Future[Generation]] = []
     while not condition(engine.get_load()):
-        answered = [call.result() for call in calls if call.done()]  # raises the failure of a turn
+        answered = [call.result() for call in calls if call.done()]  # raises the error of a failed turn
         for _ in range(count - (len(calls) - len(answered))):
             calls.append(asyncio.ensure_future(engine.generate(request(len(calls), 100))))
         await asyncio.sleep(bench.traits.look_s)
@@ -102,19 +102,19 @@ async def saturate(
 
 
 async def until_generated(bench: Bench, engine: Engine, count: int, *calls: asyncio.Future[Generation]) -> None:
-    """Wait until the engine has generated `count` tokens since its start."""
+    """Wait until the engine has generated `count` tokens in all."""
     await wait_until(bench, engine, lambda load: load.generated_tokens >= count, *calls)
 
 
 async def posted(call: asyncio.Future[Any]) -> None:
-    """Wait until the call is queued in the paused engine."""
+    """Wait until the call is in the queue of the paused engine."""
     for _ in range(10):
         await asyncio.sleep(0)
     assert not call.done()
 
 
 def changed_model(bench: Bench, seed: int = 1) -> CausalLM:
-    """Return a model of the same shape with other weights."""
+    """Return a model with the same shape and other weights."""
     model = load_model(bench.model, torch.float32)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -128,7 +128,7 @@ def publish(bench: Bench, version: int, model: CausalLM) -> WeightsPublished:
 
 
 def learners_logprobs(model: CausalLM, asked: GenerationRequest, found: Generation) -> torch.Tensor:
-    """Return logprobs of all tokens at the position of each new token, [N, V]; for greedy turns at temperature 1."""
+    """Return the log-probabilities of all tokens at each generated position, [N, V]. Greedy turns use temperature 1."""
     ids = torch.from_numpy(np.concatenate((asked.token_ids, found.token_ids))).long()
     with torch.no_grad():
         logits = model.compute_logits(model(ids[None])[0, len(asked.token_ids) - 1 : -1])

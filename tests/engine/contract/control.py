@@ -1,4 +1,4 @@
-"""Cases of asterism.engine.contract.Engine: abort, pause and resume, weights, memory, ends and restarts."""
+"""Cases of the engine contract: abort, pause and resume, weights, memory, ends and restarts."""
 
 import asyncio
 

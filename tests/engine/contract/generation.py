@@ -1,4 +1,4 @@
-"""Cases of asterism.engine.contract.Engine: ids and logprobs, seeds, stops and limits."""
+"""Cases of the engine contract: ids and logprobs, seeds, stops and limits."""
 
 import asyncio
 from typing import Any
@@ -55,7 +55,7 @@ async def _compare(bench: Bench, engine: Engine, model: CausalLM, version: int) 
 
 
 def _check(bench: Bench, model: CausalLM, asked: GenerationRequest, found: Generation) -> None:
-    """Compare logprobs. A greedy token may be less likely than another one by twice the logprob error."""
+    """Compare logprobs. A greedy token's logprob can be lower than the maximum by twice the logprob error."""
     counts = len(found.token_ids), len(found.logprobs), len(found.versions)
     assert counts == (asked.max_new_tokens,) * 3
     wanted = learners_logprobs(model, asked, found)
@@ -85,7 +85,7 @@ async def a_turn_continues_from_its_cached_prefix_with_the_same_tokens(bench: Be
         rest = await engine.generate(continued(asked, first, 20))
         assert first + rest.token_ids.tolist() == whole.token_ids.tolist()
         np.testing.assert_allclose(rest.logprobs, whole.logprobs[10:], rtol=0, atol=bench.traits.logprob_error)
-        had = 40 + 10 - 1  # the last token is computed in the next turn
+        had = 40 + 10 - 1  # the cache lacks the last token, which the next turn computes
         assert rest.cached_tokens == had // bench.traits.prefix_tokens * bench.traits.prefix_tokens
 
 

@@ -1,4 +1,4 @@
-"""Cases of asterism.engine.contract.Engine: capacity, counters, eviction and preemption."""
+"""Cases of the engine contract: capacity, counters, eviction and preemption."""
 
 import asyncio
 
@@ -57,8 +57,8 @@ async def tokens_of_a_released_sequence_count_as_recomputed_and_not_as_evicted(b
 
 async def preempted_sequences_are_counted_and_finish(bench: Bench) -> None:
     async with bench.engine(scarce=True) as (engine, capacity):
-        count = capacity.kv_tokens // 64  # sequences of 200 tokens: three times the capacity
-        stop = (1,)  # with a stop token, a server overcommits its memory
+        count = capacity.kv_tokens // 64  # each sequence has 200 tokens, so all sequences need three times the capacity
+        stop = (1,)  # with a stop token, an inference server overcommits its memory
         answers = await asyncio.gather(
             *(engine.generate(request(number, 180, stop_token_ids=stop)) for number in range(count))
         )

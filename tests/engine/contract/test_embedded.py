@@ -1,4 +1,4 @@
-"""The embedded engine passes the engine contract."""
+"""Test: the embedded engine passes the engine contract."""
 
 import threading
 from collections.abc import AsyncGenerator
@@ -56,10 +56,10 @@ class EmbeddedBench:
 
 
 @pytest.mark.parametrize("case", CASES, ids=sentence)
-async def test_the_embedded_engine_in_float32(case: Case, model_folder: Path, tmp_path: Path) -> None:
+async def test_the_embedded_engine_passes_in_float32(case: Case, model_folder: Path, tmp_path: Path) -> None:
     await case(EmbeddedBench(model_folder, tmp_path))
 
 
 @pytest.mark.parametrize("case", IN_LOW_PRECISION, ids=sentence)
-async def test_the_embedded_engine_in_bfloat16(case: Case, model_folder: Path, tmp_path: Path) -> None:
+async def test_the_embedded_engine_passes_in_bfloat16(case: Case, model_folder: Path, tmp_path: Path) -> None:
     await case(EmbeddedBench(model_folder, tmp_path, torch.bfloat16))

@@ -1,4 +1,4 @@
-"""The report of a case of the fake CUDA suite; without torch, for the process of the tests."""
+"""The report of one case of the fake CUDA suite. The test process imports this module, but must not import torch."""
 
 import os
 import subprocess
@@ -14,16 +14,16 @@ class PartCount(msgspec.Struct, frozen=True):
 
 
 class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
-    error: str = ""  # end of a traceback; empty: the case succeeded
+    error: str = ""  # end of the traceback; empty if the case succeeded
     updates: int = 1
-    syncs: list[str] = []  # module:function of each wait for the GPU
-    captured_waits: list[str] = []  # waits in a graph, which cannot contain waits
-    pageable_copies: list[str] = []  # copies from main memory that is not page-locked
-    blocking_copies: list[str] = []  # copies in both directions for which the host waits
-    mixed_devices: list[str] = []  # operation and place
+    syncs: list[str] = []  # each wait for the GPU, as module:function
+    captured_waits: list[str] = []  # waits for the GPU in a graph, which must not contain waits
+    pageable_copies: list[str] = []  # copies from host memory that is not page-locked
+    blocking_copies: list[str] = []  # copies in either direction for which the host waits
+    mixed_devices: list[str] = []  # operation on tensors of several devices, and its place in the code
     collectives: list[str] = []  # collectives of tensors that are empty or not on the GPU
-    sent: int = 0  # tensors in collectives
-    parts: dict[str, PartCount] = {}  # by benchmarks.support.fake_cuda.fake_steps.Part
+    sent: int = 0  # number of tensors in collectives
+    parts: dict[str, PartCount] = {}  # counts by benchmarks.support.fake_cuda.fake_steps.Part
     peak_bytes: int = 0
     peak_place: str = ""
 
@@ -33,7 +33,7 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_groups(*groups: str) -> dict[str, CaseReport]:
-    """Run groups of cases of run_cases.py in a process with fake CUDA, which takes 4 s to start."""
+    """Run groups of cases of run_cases.py in one process with fake CUDA, because its start takes 4 s."""
     command = [sys.executable, "-m", "benchmarks.support.fake_cuda", "tests.engine.cuda.run_cases", *groups]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)

@@ -1,4 +1,4 @@
-"""The cases of the fake CUDA suite, without torch: settings with which learner and engine run one step."""
+"""The cases of the fake CUDA suite: settings for one step of learner or engine. This module does not import torch."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args
@@ -15,20 +15,20 @@ from tests.engine.learner.learner_settings import make_learner
 class LearnerCase(NamedTuple):
     model_type: str = "qwen3"
     learner: Mapping[str, Any] = {}
-    sft: SftConfig | None = None  # options of a cold-start step; None: a GRPO step
-    checks_weights: bool = False  # runs the check of the weights instead of a step
+    sft: SftConfig | None = None  # options of a cold-start step; None for a GRPO step
+    checks_weights: bool = False  # whether the case runs the check of the weights instead of a step
 
     def build_learner(self) -> LearnerConfig:
         defaults = {
             **{"device": "cuda", "dtype": "bfloat16", "micro_batch_tokens": 64, "minibatches": 1},
             **{"old_logprobs": "engine", "correction": "none", "mismatch_limit": 1.0},
-            "compile": False,  # compilation takes seconds per case
+            "compile": False,  # compilation would take seconds per case
         }
         return make_learner(**{**defaults, **self.learner})
 
 
 class EngineCase(NamedTuple):
-    phase: str  # phase that is measured: prefill, a chunk of a prompt while sequences run, decode, or weights
+    phase: str  # measured phase: prefill, a prompt chunk while sequences run, decode, or weights
     has_graphs: bool = False
     sampling: Mapping[str, float] = {}
     dtype: str = "float32"
@@ -79,10 +79,10 @@ ENGINE_CASES: dict[str, EngineCase] = {
 
 
 class SamplingCase(NamedTuple):
-    """A case that samples rows with the vocabulary of Qwen3, alone or as part of a decode step."""
+    """A case that samples rows with the vocabulary of Qwen3, alone or within a decode step."""
 
     rows: int
-    sampling: Mapping[str, Any] = {}  # fields of Sampling
+    sampling: Mapping[str, Any] = {}  # fields of the Sampling parameters
     has_graphs: bool = False
 
     @property
@@ -108,7 +108,7 @@ class WideCase(NamedTuple):
 
     mode: str  # mode of activation checkpointing
     compiles: bool = True
-    tokens: int = 8192  # tokens of a micro batch
+    tokens: int = 8192  # number of tokens in a micro batch
     layers: int = 4
     experts: ExpertsConfig | None = None
 
@@ -117,15 +117,15 @@ class WideCase(NamedTuple):
         return replace(read_qwen3("1.7B"), num_layers=self.layers, experts=self.experts, model_type=model_type)
 
 
-# experts of the width and size of Qwen3-30B-A3B, and half as many
+# half as many experts as in Qwen3-30B-A3B, with the same width and size
 _EXPERTS = ExpertsConfig(num_experts=64, experts_per_token=8, expert_size=768, normalizes_weights=True)
 WIDE_CASES: dict[str, WideCase] = {
     "eager, none": WideCase("none", compiles=False),
     **{f"compiled, {mode}": WideCase(mode) for mode in get_args(Checkpointing)},
     "experts": WideCase("full", layers=1, experts=_EXPERTS),
 }
-PART_CASES = {"project": "project", "finish": "finish"}  # methods of DecoderLayer, compiled alone
-# for each defect (planted_defects.py), the group and the name of the case that finds it
+PART_CASES = {"project": "project", "finish": "finish"}  # methods of DecoderLayer that are compiled alone
+# by defect (planted_defects.py): the group and the name of the case that finds the defect
 PLANTED_CASES: dict[str, tuple[str, str]] = {
     "empty CPU maxima": ("learner", "cold start"),
     "item": ("learner", "qwen3"),

@@ -1,4 +1,4 @@
-"""Recorded ceilings on kernels and memory traffic: a change that exceeds a ceiling and its headroom fails the suite.
+"""Ceilings on kernels and memory traffic. The suite fails if a count exceeds its ceiling and headroom.
 
 ceilings.json has the counts of fake CUDA steps with the pinned torch: GRPO steps with Qwen3-1.7B's widths (WIDE_CASES
 of case_table.py), and steps of the embedded engine with a small model (ENGINE_CASES). To record the current counts:
@@ -29,7 +29,7 @@ def read_ceilings() -> dict[str, Counts]:
 
 
 def count_wide_case(name: str, report: CaseReport) -> Counts:
-    """Count kernels and bytes of a layer, of the head and of the optimizer, and remaining kernels of a micro batch."""
+    """Count kernels and bytes of a layer, of the head and of the optimizer, and all other kernels of a micro batch."""
     of_layers = [report.parts.get(part, _NOTHING) for part in _LAYER_PARTS]
     passes = WIDE_CASES[name].layers * MICRO_BATCHES
     head, optimizer = report.parts["head"], report.parts["optimizer"]
@@ -56,7 +56,7 @@ def count_engine_case(report: CaseReport) -> Counts:
 
 
 def list_exceeded(counts: Counts, ceilings: Mapping[str, float]) -> list[str]:
-    """Describe counts above their ceiling, or without a ceiling."""
+    """Describe the counts that exceed their ceiling or have none."""
     return [
         f"{figure}: {count:,.0f}, recorded are {ceilings.get(figure, 0):,.0f}"
         for figure, count in counts.items()
@@ -65,7 +65,7 @@ def list_exceeded(counts: Counts, ceilings: Mapping[str, float]) -> list[str]:
 
 
 def measure_all() -> dict[str, Counts]:
-    """Measure the counts of each wide and engine case. Raises RuntimeError for a case that fails."""
+    """Measure the counts of each wide case and each engine case. Raises RuntimeError if a case fails."""
     reports = run_groups("wide", "engine")
     if failed := [f"{name}: {report.error}" for name, report in reports.items() if report.error]:
         raise RuntimeError("\n".join(failed))

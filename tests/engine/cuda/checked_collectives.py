@@ -1,4 +1,4 @@
-"""Checks each tensor that functions of torch.distributed send."""
+"""A check of every tensor that a function of torch.distributed sends."""
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ SENDING = (
 
 @contextmanager
 def checking_collectives(check: Callable[[str, Tensor, Any], None], *, calls: bool) -> Generator[None]:
-    """Call `check` with function name, tensor and group (None: default group). `calls`: run the collective, too."""
+    """Pass each function name, tensor and group (None: default) to `check`. `calls`: also run the collective."""
 
     def replace(name: str) -> Callable[..., Any]:
         original = getattr(dist, name)
@@ -36,7 +36,7 @@ def checking_collectives(check: Callable[[str, Tensor, Any], None], *, calls: bo
 
 
 class NoGroup:
-    """A stand-in for a process group, if collectives are not called."""
+    """A stand-in for a process group, which is sufficient if collectives are not called."""
 
 
 def _is_group(value: object) -> bool:

@@ -29,7 +29,7 @@ _KERNEL = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)''', device_str='
 
 
 class HopperDriver:
-    """A driver that describes a Hopper GPU to Inductor and Triton. The machine has no such device."""
+    """A driver for Inductor and Triton that describes a Hopper GPU, which the machine does not have."""
 
     def get_current_target(self) -> Any:
         return GPUTarget("cuda", 90, 32)
@@ -42,7 +42,7 @@ class HopperDriver:
 
 
 def list_kernels() -> dict[str, str]:
-    """Return the kernels' sources by name, from steps with each mode of activation checkpointing."""
+    """Return the source of each kernel by name, from steps with every mode of activation checkpointing."""
     codes: list[str] = []
     config = replace(read_qwen3("1.7B"), num_layers=1, vocab_size=4096)
     with listening(lambda graph, inputs: codes.append(generate_code(graph, inputs))):
@@ -56,7 +56,7 @@ def list_kernels() -> dict[str, str]:
 
 
 def compile_kernel(name: str, source: str, folder: Path) -> int:
-    """Compile a kernel; return the bytes of the smallest binary of its configurations."""
+    """Compile a kernel in all configurations; return the size of the smallest binary in bytes."""
     path = folder / f"{name.replace(' ', '_')}.py"
     path.write_text(source)
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -1,4 +1,4 @@
-"""Defects that a process plants into the code while it runs a case; the suite must find each defect."""
+"""Defects that a process plants into the code while it runs a case. The suite must find each of them."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -21,7 +21,7 @@ from asterism.policies.losses.policy_loss import LossOutput
 
 @contextmanager
 def plant_empty_cpu_maxima() -> Generator[None]:
-    """Reduce an empty tensor in main memory as maxima of the cold start: a defect that was repaired."""
+    """Compute the maxima of an empty tensor in host memory, as an earlier version of the cold start did."""
 
     def stack(values: Mapping[str, Tensor]) -> Tensor:
         stacked = [each.detach().reshape(()).to(torch.float64) for each in values.values()]
@@ -39,7 +39,7 @@ def plant_empty_cpu_maxima() -> Generator[None]:
 
 @contextmanager
 def plant_item() -> Generator[None]:
-    """Read a value in each micro batch."""
+    """Read the value of a tensor in each micro batch."""
     build = trainer._build_loss_input  # pyright: ignore[reportPrivateUsage]
 
     def build_and_read(batch: Any, totals: Any, scores: Any, *rest: Any) -> Any:
@@ -52,7 +52,7 @@ def plant_item() -> Generator[None]:
 
 @contextmanager
 def plant_cpu_mask() -> Generator[None]:
-    """Put a mask of attention into main memory."""
+    """Put an attention mask into host memory."""
     attend = packed_attention.attend_segments
 
     def attend_masked(q_THD: Tensor, *rest: Any) -> Tensor:
@@ -64,21 +64,21 @@ def plant_cpu_mask() -> Generator[None]:
 
 @contextmanager
 def plant_pageable_copy() -> Generator[None]:
-    """Put micro batches into memory that is not page-locked."""
+    """Put micro batches into host memory that is not page-locked."""
     with patch.object(Tensor, "pin_memory", lambda self: self):
         yield
 
 
 @contextmanager
 def plant_eager_layers() -> Generator[None]:
-    """Run layers without compilation."""
+    """Run the layers without compilation."""
     with patch.object(causal_lm, "run_compiled", run_eagerly):
         yield
 
 
 @contextmanager
 def plant_eager_head() -> Generator[None]:
-    """Run the pointwise part of the output head without compilation."""
+    """Run the elementwise part of the output head without compilation."""
     with patch.object(causal_lm, "compile_head_kernels", EagerHeadKernels):
         yield
 

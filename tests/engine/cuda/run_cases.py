@@ -48,7 +48,7 @@ from tests.engine.cuda.planted_defects import DEFECTS
 from tests.engine.learner.learner_settings import make_learner
 from tests.engine.tiny_models import random_ids, small_architecture, small_config
 
-_LENGTHS = (30, 20, 14)  # tokens of the sequences of a learner case
+_LENGTHS = (30, 20, 14)  # numbers of tokens of the sequences in a learner case
 _MODEL = make_learner(device="cuda", dtype="bfloat16")
 
 
@@ -67,7 +67,7 @@ def run_learner_case(case: LearnerCase, log: OperationLog) -> StepCosts:
 
 
 class _FakeCapture:
-    """A GraphCapture that launches a graph as one kernel, and lists operations that a graph cannot contain."""
+    """A GraphCapture that counts a graph as one kernel, and lists operations that a graph must not contain."""
 
     def __init__(self, log: OperationLog) -> None:
         self._log = log
@@ -82,7 +82,7 @@ class _FakeCapture:
 
 
 def run_engine_case(case: EngineCase, log: OperationLog) -> tuple[StepCosts, list[str]]:
-    """Run a phase, after the steps that it requires."""
+    """Run one phase of the engine, after the steps that the phase requires."""
     capture = _FakeCapture(log)
     torch.set_default_dtype(getattr(torch, case.dtype))
     model = build_fake_model(small_config(), _MODEL)
@@ -105,7 +105,7 @@ def run_engine_case(case: EngineCase, log: OperationLog) -> tuple[StepCosts, lis
 
 
 def run_sampling_case(case: SamplingCase, log: OperationLog) -> tuple[StepCosts, list[str]]:
-    """Run the second decode step of a small model with a wide vocabulary; the peak is the step's allocated memory."""
+    """Run the second decode step of a small model with a wide vocabulary. The peak is the memory of this step."""
     capture = _FakeCapture(log)
     model = build_fake_model(small_config(vocab_size=SAMPLING_VOCABULARY), _MODEL)
     capacity = Capacity(64 * case.rows, 16, 64)
@@ -140,7 +140,7 @@ def run_wide_case(case: WideCase, log: OperationLog) -> StepCosts:
 
 
 def run_part_case(part: str, log: OperationLog) -> StepCosts:
-    """Count the kernels of a compiled part of a layer, forward and backward, as the only part of a step."""
+    """Count the kernels of one compiled part of a layer, forward and backward. The step contains no other part."""
     config = small_architecture("qwen3")
     layer = build_fake_model(config, _MODEL).model.layers[0]
     options: Any = {"dtype": torch.bfloat16, "device": DEVICE}
@@ -157,7 +157,7 @@ def run_part_case(part: str, log: OperationLog) -> StepCosts:
 
 
 def report_case(run: Callable[[OperationLog], Any]) -> CaseReport:
-    """Run a case and report it. An error is reported with mixed devices before the error."""
+    """Run a case and return its report. A report of an error also lists the earlier operations on mixed devices."""
     wrong: list[str] = []
     sent: list[str] = []
 

@@ -27,20 +27,20 @@ from tests.engine.cuda.ceilings import count_engine_case, count_wide_case, list_
 pytestmark = pytest.mark.slow
 
 MAX_SYNCS_PER_UPDATE = 5
-# functions that may wait for the GPU, at the end of an update
+# functions that are allowed to wait for the GPU, at the end of an update
 ALLOWED_SYNCS = {
     "asterism.engine.learner.loss_reduction:reduce_outputs",
     "asterism.engine.learner.trainer:Trainer._apply_gradients",
     "asterism.engine.model.experts:compute_expert_load",
-    "asterism.engine.learner.distributed:_find_on_any_rank",  # in the check of the weights
+    "asterism.engine.learner.distributed:_find_on_any_rank",  # only in the check of the weights
 }
-_VALUE_BYTES = 2  # bfloat16
-TOKENS, WIDTH, INNER, HEADS, KV_HEADS = 64, 32, 48, 64, 32  # small model of the parts; heads times head_dim
+_VALUE_BYTES = 2  # a value in bfloat16
+TOKENS, WIDTH, INNER, HEADS, KV_HEADS = 64, 32, 48, 64, 32  # small model; HEADS and KV_HEADS include head_dim
 
 
 @pytest.fixture(scope="module")
 def reports() -> dict[str, CaseReport]:
-    """Run all cases in one process, which takes seconds to start."""
+    """Return the reports of all cases from one process, because each start takes seconds."""
     return run_groups("learner", "engine", "sampling", "wide", "parts", "planted")
 
 
@@ -64,12 +64,12 @@ def test_a_step_copies_from_page_locked_memory_and_does_not_wait(report: CaseRep
     assert report.blocking_copies == []
 
 
-def test_a_tensor_in_a_collective_is_on_the_gpu_and_has_elements(report: CaseReport) -> None:
+def test_every_collective_has_a_non_empty_tensor_on_the_gpu(report: CaseReport) -> None:
     assert report.sent > 0
     assert report.collectives == []
 
 
-def test_a_step_launches_kernels_of_every_part(reports: dict[str, CaseReport]) -> None:
+def test_every_part_of_a_step_launches_kernels(reports: dict[str, CaseReport]) -> None:
     launched = {part for part, count in reports["qwen3"].parts.items() if count.kernels}
     assert launched == {"layers", "attention", "ends", "head", "loss", "gradients", "optimizer"}
 
@@ -78,7 +78,7 @@ def test_a_step_launches_kernels_of_every_part(reports: dict[str, CaseReport]) -
 
 
 @pytest.mark.parametrize("name", ENGINE_CASES)
-def test_a_step_of_the_engine_runs_on_one_device_below_its_ceilings(name: str, reports: dict[str, CaseReport]) -> None:
+def test_an_engine_step_uses_one_device_and_stays_below_its_ceilings(name: str, reports: dict[str, CaseReport]) -> None:
     report = reports[name]
     assert report.error == "" and report.mixed_devices == [], f"{report.mixed_devices}\n{report.error}"
     assert report.kernels > 0
@@ -106,7 +106,7 @@ def test_the_peak_of_a_decode_step_is_within_a_tenth_of_the_formula(name: str, r
 
 
 def plan_case(case: WideCase) -> RankMemory:
-    """Plan memory as `asterism plan` does for one rank on a GPU in bfloat16."""
+    """Plan the memory of one rank on a GPU in bfloat16, as `asterism plan` does."""
     config = case.build_config()
     mode = cast(Any, case.mode)
     activations = compute_activation_memory(
@@ -140,7 +140,7 @@ def test_compiled_layers_move_less_memory_than_eager_layers(reports: dict[str, C
 # ---------------------------------------------------------------- compiled parts alone
 
 
-def test_the_counted_operations_equal_the_operations_of_the_products(reports: dict[str, CaseReport]) -> None:
+def test_the_counted_operations_equal_the_formula_for_products(reports: dict[str, CaseReport]) -> None:
     products = {"project": WIDTH * (HEADS + 2 * KV_HEADS), "finish": WIDTH * (HEADS + 3 * INNER)}
     for part, multiplications in products.items():
         assert reports[part].error == ""
@@ -157,21 +157,21 @@ def test_fused_kernels_are_fewer_than_operations(reports: dict[str, CaseReport])
 # ---------------------------------------------------------------- planted defects
 
 
-def test_empty_maxima_in_main_memory_are_found(reports: dict[str, CaseReport]) -> None:
+def test_the_planted_empty_maxima_in_host_memory_are_found(reports: dict[str, CaseReport]) -> None:
     assert "all_reduce of (0,) on cpu" in reports["empty CPU maxima"].collectives
 
 
-def test_a_read_of_a_value_in_a_micro_batch_is_found(reports: dict[str, CaseReport]) -> None:
+def test_the_planted_read_of_a_value_is_found(reports: dict[str, CaseReport]) -> None:
     assert set(reports["item"].syncs) - ALLOWED_SYNCS == {"asterism.engine.learner.trainer:Trainer._forward_backward"}
 
 
-def test_a_mask_in_main_memory_is_found(reports: dict[str, CaseReport]) -> None:
+def test_the_planted_mask_in_host_memory_is_found(reports: dict[str, CaseReport]) -> None:
     report = reports["CPU mask"]
     assert report.mixed_devices == ["aten::mul.Tensor at asterism.engine.model.packed_attention:attend"]
     assert "Expected all tensors to be on the same device" in report.error
 
 
-def test_memory_that_is_not_page_locked_is_found(reports: dict[str, CaseReport]) -> None:
+def test_the_planted_pageable_copy_is_found(reports: dict[str, CaseReport]) -> None:
     assert reports["pageable copy"].pageable_copies != []
 
 
@@ -179,7 +179,7 @@ def test_memory_that_is_not_page_locked_is_found(reports: dict[str, CaseReport])
     ("defect", "figure"),
     [("eager layers", "kernels per layer"), ("eager head", "head bytes"), ("unfused norm", "bytes per layer")],
 )
-def test_a_removed_fusion_is_found(defect: str, figure: str, reports: dict[str, CaseReport]) -> None:
+def test_a_planted_removal_of_a_fusion_is_found(defect: str, figure: str, reports: dict[str, CaseReport]) -> None:
     _, name = PLANTED_CASES[defect]
     assert reports[defect].error == ""
     exceeded = list_exceeded(count_wide_case(name, reports[defect]), read_ceilings()[name])

@@ -1,4 +1,4 @@
-"""A test that Triton compiles the kernels of layers and of the head for a Hopper GPU, on a machine without a GPU."""
+"""A test that Triton compiles the kernels of layers and head for a Hopper GPU, on a machine without one."""
 
 import json
 import os
@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-TRITON = "3.6.0"  # its package contains the assembler of CUDA
+TRITON = "3.6.0"  # this package contains CUDA's assembler
 
 
 def install_triton() -> Path:
-    """Return a folder with the package, which is downloaded once."""
+    """Download triton once, and return the folder that contains it."""
     folder = ROOT / "build/triton" / TRITON
     if not folder.exists():
         partial = folder.with_suffix(".partial")
@@ -40,5 +40,5 @@ def test_all_kernels_of_a_step_compile_for_sm_90(tmp_path: Path) -> None:
         "rotation": "roll",
         "SwiGLU": "silu",
         "head": "per_fused_amax",
-    }  # the prefix per: a block of logits stays in registers
+    }  # the prefix "per" means that a block of logits stays in registers
     assert [part for part, word in parts.items() if not any(word in name for name in sizes)] == []

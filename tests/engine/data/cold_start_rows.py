@@ -1,4 +1,4 @@
-"""Rows of cold-start files, and their dialogues with a tokenizer of one id per character."""
+"""Rows of cold-start files, and a tokenizer with one id per character for their dialogues."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,14 +12,14 @@ from asterism.engine.data.sft_dialogues import PLAIN_FILE, TokenizedDialogue, it
 from asterism.policies.dialogue.chat_format import DialogueFormat, TextSegment, build_dialogue_format, encode_segments
 from asterism.tasks.math_python import MATH_PYTHON
 
-FORMAT = build_dialogue_format(DialogueConfig(tools=("jupyter_code",)), MATH_PYTHON)  # of the run
+FORMAT = build_dialogue_format(DialogueConfig(tools=("jupyter_code",)), MATH_PYTHON)  # the format of the run
 QUESTION = {"role": "user", "content": "1?"}
 RESULT = {"role": "tool", "content": "1"}
 ANSWER = {"role": "assistant", "content": "<reason>Yes.</reason>\n<answer>\\boxed{1}</answer>"}
 
 
 class LetterTokenizer:
-    """A tokenizer with one id per character, and another id in untrusted text."""
+    """A tokenizer with one id per character. A character of untrusted text has a different id."""
 
     def encode(self, text: str, *, trusted: bool) -> list[int]:
         return [2 * ord(letter) + trusted for letter in text]
@@ -37,7 +37,7 @@ class ReadRow(NamedTuple):
 
     @property
     def generated(self) -> str:
-        """Return the text in the loss."""
+        """Return the text that has a loss."""
         pairs = zip(self.dialogue.token_ids, self.dialogue.loss_mask, strict=True)
         return LetterTokenizer().decode([token for token, in_loss in pairs if in_loss])
 
@@ -53,18 +53,18 @@ def read_file(
     formats: DialogueFormat | Mapping[str, DialogueFormat] = FORMAT,
     bad_rows: BadRows | None = None,
 ) -> list[ReadRow]:
-    """`formats`: by task; one format is that of a run without tasks."""
+    """Read a file. `formats`: the formats by task, or one format for a run without tasks."""
     by_task = {"": formats} if isinstance(formats, DialogueFormat) else formats
     return [ReadRow(each) for each in iter_sft_dialogues(path, LetterTokenizer(), by_task, file, bad_rows)]
 
 
 def read_rows(path: Path, *rows: Any, **options: Any) -> list[ReadRow]:
-    """Write and read rows. `options`: those of read_file."""
+    """Write rows and read them. `options`: the arguments of read_file."""
     return read_file(write_rows(path, *rows), **options)
 
 
 def read_row(path: Path, *messages: Any, **options: Any) -> ReadRow:
-    """Write and read a row with these messages."""
+    """Write and read one row with these messages."""
     (row,) = read_rows(path, {"messages": messages}, **options)
     return row
 

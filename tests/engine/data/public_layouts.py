@@ -1,4 +1,4 @@
-"""Rows in the layouts of public data sets of function calls.
+"""Rows of public data sets of function calls, in their layouts.
 
 Each row of PUBLIC_ROWS has a call, its result and an answer. Each row of SEVERAL_CALLS_ROWS has reasoning, a text, two
 calls in one turn, their results and an answer.
@@ -33,7 +33,7 @@ def say(role: str, content: str | None, **fields: Any) -> dict[str, Any]:
 
 
 def write_sharegpt(**texts: str) -> list[dict[str, str]]:
-    """Write the turns of ShareGPT; a number at the end of a name is not part of the name of the speaker."""
+    """Write turns in the layout of ShareGPT. A digit at the end of a keyword is not part of the name of the speaker."""
     return [{"from": name.rstrip("0123456789"), "value": text} for name, text in texts.items()]
 
 

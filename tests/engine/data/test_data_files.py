@@ -57,7 +57,7 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, extension: str) -> Non
 
 @pytest.mark.parametrize("extension", [".jsonl", ".json", ".csv"])
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
-def test_a_text_file_may_be_compressed_and_start_with_a_byte_order_mark(
+def test_a_text_file_can_be_compressed_and_start_with_a_byte_order_mark(
     tmp_path: Path, extension: str, encoding: str
 ) -> None:
     WRITERS[extension](tmp_path / f"a{extension}")
@@ -69,7 +69,7 @@ def test_a_text_file_may_be_compressed_and_start_with_a_byte_order_mark(
 
 @pytest.mark.parametrize("extension", [".jsonl", ".json", ".csv"])
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "latin-1"])
-def test_another_encoding_is_refused_by_name(tmp_path: Path, extension: str, encoding: str) -> None:
+def test_the_error_for_another_encoding_names_the_encoding(tmp_path: Path, extension: str, encoding: str) -> None:
     WRITERS[extension](tmp_path / f"a{extension}")
     content = (
         (tmp_path / f"a{extension}").read_bytes().decode().replace("\u2028", "\u00e4").replace("\\u00e4", "\u00e4")
@@ -85,7 +85,7 @@ def test_invalid_text_after_the_byte_order_mark_is_refused(tmp_path: Path) -> No
     assert read_error(tmp_path / "a.jsonl") == "a.jsonl: not UTF-16-LE text: truncated data; save it as UTF-8"
 
 
-def test_the_parts_of_a_folder_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
+def test_the_parts_of_a_folder_are_read_in_alphabetical_order(tmp_path: Path) -> None:
     for number, row in enumerate(ROWS):
         polars.DataFrame([row]).write_parquet(tmp_path / f"train-0000{number}-of-00002.parquet")
     (tmp_path / "README.md").write_text("of the data set")
@@ -97,13 +97,13 @@ def test_the_parts_of_a_folder_are_read_in_the_order_of_their_names(tmp_path: Pa
     ]
 
 
-def test_a_parquet_name_is_not_a_pattern(tmp_path: Path) -> None:
+def test_the_name_of_a_parquet_file_is_no_glob_pattern(tmp_path: Path) -> None:
     for name, answer in (("some[1].parquet", 1), ("some1.parquet", 2)):
         polars.DataFrame({"answer": [answer]}).write_parquet(tmp_path / name)
     assert read_fields(tmp_path / "some[1].parquet") == [{"answer": 1}]
 
 
-def test_parquet_numbers_keep_their_decimals(tmp_path: Path) -> None:
+def test_numbers_in_parquet_keep_their_decimals(tmp_path: Path) -> None:
     columns = {
         "short": polars.Series([0.1], dtype=polars.Float32),
         "long": polars.Series([0.1]),
@@ -113,13 +113,13 @@ def test_parquet_numbers_keep_their_decimals(tmp_path: Path) -> None:
     assert read_fields(tmp_path / "a.parquet") == [{"short": 0.1, "long": 0.1, "decimal": "12.50"}]
 
 
-def test_a_value_of_csv_may_be_long(tmp_path: Path) -> None:
+def test_csv_can_contain_a_long_value(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(f"question\n{'x' * 200_000}\n")
     assert read_fields(tmp_path / "a.csv") == [{"question": "x" * 200_000}]
 
 
 @pytest.mark.parametrize("extension", [".jsonl", ".jsonl.gz"])
-def test_parts_may_be_jsonl(tmp_path: Path, extension: str) -> None:
+def test_a_folder_can_contain_jsonl_parts(tmp_path: Path, extension: str) -> None:
     content = write_jsonl(tmp_path / "rows")
     for name in ("b", "a"):
         (tmp_path / f"{name}{extension}").write_bytes(gzip.compress(content) if ".gz" in extension else content)
@@ -150,7 +150,7 @@ def test_an_unusable_folder_is_refused(tmp_path: Path, names: list[str], problem
     assert read_error(folder).startswith(f"folder: {problem}")
 
 
-def test_a_data_set_name_of_a_hub_is_refused_with_the_download_command(tmp_path: Path) -> None:
+def test_the_error_for_a_data_set_of_a_hub_shows_the_download_command(tmp_path: Path) -> None:
     error = read_error(tmp_path / "open-r1" / "DAPO-Math-17k-Processed")
     assert "no such file or folder; download a data set first: `asterism data fetch " in error
     assert "fetch open-r1/DAPO-Math-17k-Processed --output " in error

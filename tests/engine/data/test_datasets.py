@@ -1,4 +1,4 @@
-"""Tests of questions with known answers: every layout of docs/data.md, and the errors for invalid files."""
+"""Tests of questions with known answers, in every layout of docs/data.md, and of the errors for invalid files."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.engine.data.cold_start_rows import write_rows
 
 
 def wrap_as_dapo(question: str, form: str = "$Answer") -> str:
-    """Wrap a question as DAPO-Math-17k does, in an instruction for another answer format."""
+    """Wrap a question in DAPO-Math-17k's instruction for another answer format."""
     return (
         "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
         f"{form} (without quotes) where $Answer is the answer to the problem.\n\n{question}\n\n"
@@ -75,7 +75,7 @@ def test_a_row_of_dapo_yields_the_question_without_its_instruction(file: Path) -
     assert read_one(file, row) == ("Q?\nIt is $Answer.", "34")
 
 
-def test_a_parquet_file_equals_the_same_rows_as_jsonl(tmp_path: Path) -> None:
+def test_a_parquet_file_gives_the_same_rows_as_jsonl(tmp_path: Path) -> None:
     rows = [
         {"prompt": [{"role": "user", "content": "one?"}], "reward_model": {"ground_truth": "1"}, "agent_name": "a"},
         {"prompt": [{"role": "user", "content": "two?"}], "reward_model": {"ground_truth": "2"}, "agent_name": "a"},
@@ -90,7 +90,7 @@ def test_a_parquet_file_equals_the_same_rows_as_jsonl(tmp_path: Path) -> None:
     ]
 
 
-def test_a_problem_is_named_after_its_file_and_row(file: Path) -> None:
+def test_the_id_of_a_problem_contains_its_file_and_row(file: Path) -> None:
     write_rows(file, {"question": "a", "answer": "1"}, {"question": "b", "answer": "2"})
     assert [problem.name for problem in read_problems(file)] == ["some.jsonl:1", "some.jsonl:2"]
 
@@ -122,7 +122,7 @@ def read_report(file: Path, rows: list[tuple[str, str]], training: QuestionRepor
     return report
 
 
-def test_only_a_complete_known_instruction_for_another_answer_format_is_removed(file: Path) -> None:
+def test_only_a_complete_instruction_for_another_answer_format_is_removed(file: Path) -> None:
     rows = [
         (wrap_as_dapo("a?"), "1"),
         (wrap_as_dapo("b?", "\\boxed{$Answer}"), "2"),
@@ -151,21 +151,21 @@ def test_an_instruction_for_another_answer_format_is_reported(file: Path, questi
     assert bool(read_report(file, [(question, "1")]).list_warnings()) == is_unusual
 
 
-def test_training_questions_are_used_once_and_conflicting_answers_are_reported(file: Path) -> None:
+def test_duplicate_training_questions_are_dropped_and_conflicting_answers_are_reported(file: Path) -> None:
     report = read_report(file, [("a?", "1"), ("b?", "2"), (" a? ", "01"), ("a?", "3"), ("a?", "3")])
     assert [problem.name for problem in read_problems(file)] == ["some.jsonl:1", "some.jsonl:2", "some.jsonl:4"]
     assert report.describe() == "3 questions; dropped 2 rows that repeat a question with its answer"
     assert report.list_warnings() == ["1 rows repeat a question with another answer"]
 
 
-def test_repeated_test_questions_are_kept_and_overlaps_with_training_are_reported(tmp_path: Path) -> None:
+def test_duplicate_test_questions_are_kept_and_overlaps_with_training_are_reported(tmp_path: Path) -> None:
     training = read_report(tmp_path / "train.jsonl", [("a?", "1"), (wrap_as_dapo("b?"), "2")])
     report = read_report(tmp_path / "test.jsonl", [("b?", "2"), ("c?", "3"), ("c?", "3")], training)
     assert report.describe() == "3 questions; kept 1 rows that repeat a question with its answer"
     assert report.list_warnings() == ["1 test questions are also training questions"]
 
 
-def test_at_most_the_given_number_of_rows_is_read(file: Path) -> None:
+def test_the_number_of_rows_can_be_limited(file: Path) -> None:
     write_rows(file, {"question": "a", "answer": "1"}, {"question": "a", "answer": "1"}, {"question": 3})
     assert [problem.name for problem in read_problems(file, max_rows=2)] == ["some.jsonl:1"]
 
@@ -173,7 +173,7 @@ def test_at_most_the_given_number_of_rows_is_read(file: Path) -> None:
 @pytest.mark.parametrize(
     "answer", ["N/A", "n/a.", "proof", "Proof.", "see solution", "None", "?", "-", "..", "unknown"]
 )
-def test_answers_that_are_placeholders_are_counted(file: Path, answer: str) -> None:
+def test_placeholder_answers_are_counted(file: Path, answer: str) -> None:
     report = read_report(file, [("a", answer), ("b", "1"), ("c", answer)])
     name = f"{answer!r} in {file.name}:1"
     assert report.list_warnings() == [
@@ -182,7 +182,7 @@ def test_answers_that_are_placeholders_are_counted(file: Path, answer: str) -> N
 
 
 @pytest.mark.parametrize("answer", ["no solution", "undefined", "0", "-1", "x", "A", "\\emptyset", "no"])
-def test_words_that_answer_a_question_are_not_placeholders(file: Path, answer: str) -> None:
+def test_a_word_that_answers_a_question_is_no_placeholder(file: Path, answer: str) -> None:
     assert read_report(file, [("a", answer)]).list_warnings() == []
 
 
@@ -202,10 +202,10 @@ LAST = {"role": "user", "content": "And then?"}
         ([{"role": "system", "content": " "}, USER], "What is 1+1?", False),
         ([USER, REPLY, LAST], "And then?", True),
         ('[{"role": "user"}] is a list', '[{"role": "user"}] is a list', False),
-        ('[{"a": 1}]', '[{"a": 1}]', False),  # a question about JSON
+        ('[{"a": 1}]', '[{"a": 1}]', False),  # this question is about JSON
     ],
 )
-def test_messages_may_be_json_text_and_texts_that_are_left_out_are_reported(
+def test_messages_in_json_text_are_read_and_ignored_texts_are_reported(
     file: Path, prompt: Any, question: str, was_cut: bool
 ) -> None:
     report = QuestionReport()
@@ -219,7 +219,7 @@ def test_messages_may_be_json_text_and_texts_that_are_left_out_are_reported(
 
 
 @pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
-def test_a_constant_outside_of_json_is_null(file: Path, constant: str) -> None:
+def test_a_constant_that_json_lacks_is_read_as_null(file: Path, constant: str) -> None:
     file.write_text(f'{{"question": "1 + 1?", "answer": "2", "difficulty": {constant}}}\n')
     (problem,) = read_problems(file)
     assert problem.fields["difficulty"] is None

@@ -1,4 +1,4 @@
-"""Tests: public layouts of cold-start dialogues give the same turns."""
+"""Tests: cold-start dialogues in all public layouts give the same turns."""
 
 import json
 from pathlib import Path
@@ -73,7 +73,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def write_turns(path: Path, *rows: dict[str, Any], prefill: str = "<reason>") -> list[str]:
-    """Write rows and read them; check that all have the same prompt, and return the text in the loss of each row."""
+    """Write rows and read them. Check that their prompts are equal, and return the text in the loss of each row."""
     dialogue = build_dialogue_format(DialogueConfig(tools=("jupyter_code",), prefill=prefill), MATH_PYTHON)
     found = read_rows(path, *rows, file=RUN_PROMPT, formats=dialogue)
     masks = [zip(row.dialogue.token_ids, row.dialogue.loss_mask, strict=True) for row in found]
@@ -99,12 +99,12 @@ def test_every_layout_gives_the_same_turns(tmp_path: Path) -> None:
         ([{"type": "text", "text": "hi "}, {"type": "text", "text": "there"}], "hi there"),
     ],
 )
-def test_a_result_may_be_a_json_list(tmp_path: Path, content: Any, text: str) -> None:
+def test_a_result_can_be_a_json_list(tmp_path: Path, content: Any, text: str) -> None:
     message = DialogueMessage("tool", {"content": content}, DatasetLocation(DatasetRow(tmp_path, 1, {}), "messages[1]"))
     assert message.get_results() == [text]
 
 
-def test_the_earlier_form_of_a_call_is_read(tmp_path: Path) -> None:
+def test_the_older_form_of_a_call_is_read(tmp_path: Path) -> None:
     first = {"role": "assistant", "content": "<reason>Go.</reason>", "function_call": TOOL_CALLS[0]["function"]}
     messages = [
         *(USER, first),
@@ -127,19 +127,19 @@ def test_the_earlier_form_of_a_call_is_read(tmp_path: Path) -> None:
         {"content": ANSWER, "reasoning_content": "", "reasoning": "Add."},
     ],
 )
-def test_reasoning_gets_the_tag_of_the_prefill(tmp_path: Path, message: dict[str, Any]) -> None:
+def test_reasoning_is_written_with_the_tag_of_the_prefill(tmp_path: Path, message: dict[str, Any]) -> None:
     (turn,) = write_turns(tmp_path / "some.jsonl", {"messages": [USER, {"role": "assistant", **message}]})
     assert turn == f"Add.</reason>\n{ANSWER}<|im_end|>"
 
 
-def test_without_a_prefill_reasoning_gets_think_tags(tmp_path: Path) -> None:
+def test_reasoning_gets_think_tags_without_a_prefill(tmp_path: Path) -> None:
     answers = {"content": ANSWER}, {"content": ANSWER, "reasoning_content": "Add."}
     rows = [{"messages": [USER, {"role": "assistant", **answer}]} for answer in answers]
     turns = write_turns(tmp_path / "some.jsonl", *rows, prefill="")
     assert turns == [f"{ANSWER}<|im_end|>", f"<think>Add.</think>\n{ANSWER}<|im_end|>"]
 
 
-def test_a_prefill_without_a_tag_must_begin_the_content(tmp_path: Path) -> None:
+def test_the_content_must_begin_with_a_prefill_that_has_no_tag(tmp_path: Path) -> None:
     messages = [USER, {"role": "assistant", "content": "Three."}]
     with pytest.raises(DatasetError, match=r"`messages\[1\]\.content`: must start with Well, , the prefill"):
         write_turns(tmp_path / "some.jsonl", {"messages": messages}, prefill="Well, ")

@@ -1,4 +1,4 @@
-"""Every unusable row has the message in messages.txt; tests/golden_messages.py rewrites that file."""
+"""Tests: every unusable row has the error in messages.txt, which tests/golden_messages.py rewrites."""
 
 import json
 from pathlib import Path
@@ -11,8 +11,8 @@ from tests.engine.data.cold_start_rows import read_row
 from tests.golden_messages import check_golden_messages
 
 
-def test_each_unusable_row_is_refused_with_its_field(tmp_path: Path) -> None:
-    """An input is a kind of row, and the row: a problem, or the messages of a dialogue."""
+def test_the_error_for_an_unusable_row_names_the_field(tmp_path: Path) -> None:
+    """An input is the kind of a row, and the row: a problem, or a dialogue's messages."""
     file = tmp_path / "some.jsonl"
 
     def read_problem(row: Any) -> None:

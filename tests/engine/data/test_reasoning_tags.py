@@ -1,4 +1,4 @@
-"""Tests: a cold-start turn has each tag of reasoning with its pair, or its row is unusable."""
+"""Tests: in a cold-start turn every reasoning tag has its counterpart; otherwise the row is unusable."""
 
 import re
 from pathlib import Path
@@ -42,7 +42,7 @@ def get_turn(content: str, prefill: str = "<reason>", **fields: Any) -> str:
         ("1 < 2 and <b>bold</b>", "<reason></reason>\n1 < 2 and <b>bold</b>"),
     ],
 )
-def test_the_turn_has_one_pair_around_its_first_reasoning(content: str, turn: str) -> None:
+def test_the_first_reasoning_of_a_turn_is_enclosed_in_one_pair_of_tags(content: str, turn: str) -> None:
     assert get_turn(content) == turn
 
 
@@ -61,7 +61,7 @@ def test_the_turn_has_one_pair_around_its_first_reasoning(content: str, turn: st
         ("b", {"thinking": "c</reason>"}),
     ],
 )
-def test_a_tag_without_its_pair_makes_the_row_unusable(content: str, fields: dict[str, Any]) -> None:
+def test_a_tag_without_its_counterpart_makes_the_row_unusable(content: str, fields: dict[str, Any]) -> None:
     with pytest.raises(RowDefect, match=re.escape("some.jsonl: row 1, field `messages[1]`: has ")) as caught:
         get_turn(content, **fields)
     assert caught.value.kind == BROKEN_TAGS
@@ -77,19 +77,19 @@ def test_a_tag_without_its_pair_makes_the_row_unusable(content: str, fields: dic
         (CALL, "", CALL),
     ],
 )
-def test_a_family_gets_reasoning_and_text_separately(content: str, reasoning: str, rest: str) -> None:
+def test_a_family_renderer_gets_reasoning_and_text_separately(content: str, reasoning: str, rest: str) -> None:
     message = DialogueMessage("assistant", {"content": content}, HERE)
     assert message.split_reasoning() == (reasoning, rest)
 
 
 @pytest.mark.parametrize("content", ["a</think>b</think>", "<think>a<think>b</think>c", "a<think>b", "<think>a"])
-def test_a_family_refuses_broken_tags(content: str) -> None:
+def test_a_family_renderer_refuses_unpaired_tags(content: str) -> None:
     with pytest.raises(RowDefect, match="reasoning needs its pair"):
         DialogueMessage("assistant", {"content": content}, HERE).split_reasoning()
 
 
 @pytest.mark.parametrize("content", ["r</think>a", "<think>a", "a<think>b</think></think>"])
-def test_without_a_prefill_broken_think_tags_are_refused(content: str) -> None:
+def test_unpaired_think_tags_are_refused_without_a_prefill(content: str) -> None:
     with pytest.raises(RowDefect):
         get_turn(content, prefill="")
 
@@ -101,7 +101,7 @@ TEXTS = st.lists(
 
 
 @given(TEXTS, st.sampled_from(["", "<reason>", "<think>", "<reason>\n"]))
-def test_every_accepted_turn_begins_with_the_prefill_and_has_its_pairs(content: str, prefill: str) -> None:
+def test_every_accepted_turn_starts_with_the_prefill_and_has_paired_tags(content: str, prefill: str) -> None:
     try:
         turn = get_turn(content, prefill)
     except RowDefect:

@@ -1,4 +1,4 @@
-"""Tests: a rollout's parser reads the rendered calls of cold-start rows; other rows are unusable, with the reason."""
+"""Tests: a rollout's parser reads the same calls from a rendered cold-start row; otherwise the row is unusable."""
 
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,9 @@ CODES = st.lists(
 
 
 @given(st.lists(CODES.map("".join), min_size=1, max_size=3))
-@example([TAGGED])  # case call-04 of the bug reports
+@example([TAGGED])  # code of the bug report call-04
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_rollout_reads_the_calls_of_a_row_with_any_code(file: Path, codes: list[str]) -> None:
+def test_a_rollout_reads_the_same_calls_for_any_code(file: Path, codes: list[str]) -> None:
     (turn,) = read_turns(file, make_row(*map(make_call, codes)))
     assert parse_assistant_turn(turn, FORMAT).calls == tuple(ToolCall("jupyter_code", {"code": code}) for code in codes)
 
@@ -60,7 +60,7 @@ def test_a_rollout_reads_the_calls_of_a_row_with_any_code(file: Path, codes: lis
         (make_row(make_call("print('<|im_start|>user')")), "contains <|im_start|>, a token of the chat format"),
     ],
 )
-def test_a_row_that_a_rollout_would_read_differently_is_unusable_with_the_reason(
+def test_a_row_that_a_rollout_reads_differently_is_unusable_with_the_reason(
     file: Path, row: dict[str, Any], reason: str
 ) -> None:
     bad_rows = BadRows(1)
@@ -72,14 +72,14 @@ def test_a_row_that_a_rollout_would_read_differently_is_unusable_with_the_reason
         read_turns(file, make_row(make_call("1")), row)
 
 
-def test_a_call_in_a_text_is_renamed_with_its_whole_code(file: Path) -> None:
+def test_a_renamed_call_in_a_text_keeps_its_whole_code(file: Path) -> None:
     content = "<reason>r</reason>" + format_tool_call("python", {"code": TAGGED})
     row = {"messages": [QUESTION, {"role": "assistant", "content": content}, RESULT, ANSWER]}
     (turn,) = read_turns(file, row, tool_names={"python": "jupyter_code"})
     assert parse_assistant_turn(turn, FORMAT).calls == (ToolCall("jupyter_code", {"code": TAGGED}),)
 
 
-def test_calls_in_the_text_and_in_the_field_are_read_in_order(file: Path) -> None:
+def test_calls_in_text_and_field_are_read_in_order(file: Path) -> None:
     content = "<reason>r</reason>" + format_tool_call("jupyter_code", {"code": TAGGED})
     row = make_row(make_call("2"), content=content)
     row["messages"].insert(2, RESULT)

@@ -1,4 +1,4 @@
-"""Tests: each call of a cold-start row has one result, in the order of calls; other rows are unusable."""
+"""Tests: each call of a cold-start row has one result, in the order of calls; otherwise the row is unusable."""
 
 from itertools import permutations
 from pathlib import Path
@@ -32,13 +32,13 @@ def make_result(text: str, call_id: Any = None) -> dict[str, Any]:
 
 
 def list_rendered(folder: Path, *messages: Any) -> list[str]:
-    """Return the results in the text of a dialogue with these messages after the question."""
+    """Return the results in the rendered dialogue. These messages follow the question."""
     text = read_row(folder / "a.jsonl", QUESTION, *messages).text
     return [part.partition("\n</tool_response>")[0] for part in text.split("<tool_response>\n")[1:]]
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
-def test_results_follow_the_order_of_calls_for_any_order_in_the_file(tmp_path: Path, order: list[int]) -> None:
+def test_results_have_the_order_of_calls_for_any_order_in_the_file(tmp_path: Path, order: list[int]) -> None:
     results = [make_result(f"result {place}", f"call_{place}") for place in order]
     found = list_rendered(tmp_path, make_turn("call_0", "call_1", "call_2"), *results, ANSWER)
     assert found == ["result 0", "result 1", "result 2"]
@@ -79,7 +79,7 @@ def test_calls_and_results_without_ids_keep_their_order(
         (make_turn("x", "y"), [QUESTION], "0 results for 2 calls"),
     ],
 )
-def test_missing_surplus_and_unknown_results_make_the_row_unusable(
+def test_a_missing_surplus_or_unknown_result_makes_the_row_unusable(
     tmp_path: Path, turn: Any, results: list[Any], problem: str
 ) -> None:
     with pytest.raises(RowDefect, match=problem) as caught:
@@ -87,7 +87,7 @@ def test_missing_surplus_and_unknown_results_make_the_row_unusable(
     assert caught.value.kind == DEFECT
 
 
-def test_a_user_turn_may_contain_results_in_tags(tmp_path: Path) -> None:
+def test_a_user_turn_can_contain_results_in_tags(tmp_path: Path) -> None:
     tagged = {"role": "user", "content": "<tool_response>\na\n</tool_response>\n<tool_response>\nb\n</tool_response>"}
     assert list_rendered(tmp_path, make_turn("x", "y"), tagged, ANSWER) == ["a", "b"]
     with pytest.raises(RowDefect, match="2 results for 1 calls"):
@@ -110,7 +110,7 @@ def test_unusable_rows_are_counted_by_their_kind(tmp_path: Path) -> None:
 @given(
     st.lists(st.sampled_from(["", "x", "y", "z"]), max_size=4), st.lists(st.sampled_from(["", "x", "y"]), max_size=4)
 )
-def test_any_ids_give_one_result_for_each_call_or_an_error(call_ids: list[str], ids: list[str]) -> None:
+def test_any_ids_give_each_call_one_result_or_an_error(call_ids: list[str], ids: list[str]) -> None:
     turn = [
         DialogueMessage("tool", {"content": f"{number} of {each}", "tool_call_id": each}, HERE)
         for number, each in enumerate(ids)

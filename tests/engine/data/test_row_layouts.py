@@ -1,4 +1,4 @@
-"""Tests: the six data sets of configs/rstar2_cold_start.toml are read as published, with the keys of that file."""
+"""Tests: the keys of configs/rstar2_cold_start.toml are sufficient to read its six public data sets."""
 
 import json
 from pathlib import Path
@@ -57,7 +57,7 @@ TULU = {
 
 
 def close_turns(*turns: str) -> str:
-    """Return the text in the loss of turns without reasoning."""
+    """Return the text that has a loss, for turns without reasoning."""
     return "".join(f"</reason>\n{turn}<|im_end|>" for turn in turns)
 
 
@@ -122,19 +122,19 @@ def replace_turn(position: int, value: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("text", ["[see the manual (page 3)]", "I call [get_time()].", "[1, 2]"])
-def test_bracketed_prose_stays_text(tmp_path: Path, text: str) -> None:
+def test_prose_in_brackets_stays_text(tmp_path: Path, text: str) -> None:
     (found,) = read_rows(tmp_path / "some.jsonl", replace_turn(3, text), file=FILES["toolace"])
     assert found.generated.endswith(close_turns(text))
 
 
-def test_a_file_without_the_key_keeps_lists_of_calls_as_text(tmp_path: Path) -> None:
+def test_a_list_of_calls_stays_text_unless_the_file_has_the_key(tmp_path: Path) -> None:
     text = TOOLACE["conversations"][1]["value"]
     row = {"conversations": [{"from": "user", "value": "1?"}, {"from": "assistant", "value": text}]}
     (found,) = read_rows(tmp_path / "some.jsonl", row)
     assert found.generated == close_turns(text)
 
 
-def test_a_syntax_of_calls_before_the_functions_is_removed(tmp_path: Path) -> None:
+def test_the_description_of_a_call_syntax_is_removed_from_the_system_text(tmp_path: Path) -> None:
     syntax = "You MUST put a call in the format of [func_name1(params_name1=value...), func_name2(params)]"
     system = f"{INTRODUCTION}\n{syntax}\nHere is a list of functions in JSON format that you can invoke.\n{FUNCTIONS}"
     rows = [{**TOOLACE, "system": system}, TOOLACE]
@@ -145,7 +145,7 @@ def test_a_syntax_of_calls_before_the_functions_is_removed(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "functions", ["[{'name': 'get_time'}]", '[{"name": "get_time"', '[{"tool_name": "get_time"}]', ""]
 )
-def test_calls_without_a_json_list_of_functions_are_unknown_functions(tmp_path: Path, functions: str) -> None:
+def test_a_function_is_unknown_without_a_json_list_of_functions(tmp_path: Path, functions: str) -> None:
     row = replace_turn(1, "[get_time()]") | {"system": f"Here is a list of functions: {functions}"}
     with pytest.raises(DatasetError, match=r"tool_calls\[0\]\.name`: unknown function 'get_time'; known: jupyter_code"):
         read_rows(tmp_path / "some.jsonl", row, file=FILES["toolace"])
@@ -179,13 +179,13 @@ def test_a_malformed_call_of_a_known_function_is_reported(tmp_path: Path, call: 
         None,
     ],
 )
-def test_a_response_without_one_python_program_is_left_out(tmp_path: Path, response: str | None) -> None:
+def test_a_response_without_exactly_one_python_program_is_skipped(tmp_path: Path, response: str | None) -> None:
     bad_rows, other = BadRows(9), {"instruction": "?", "response": response}
     assert len(read_rows(tmp_path / "some.jsonl", other, MAGICODER, file=FILES["code"], bad_rows=bad_rows)) == 1
     assert bad_rows.errors == []
 
 
-def test_rows_with_another_value_of_a_column_are_left_out(tmp_path: Path) -> None:
+def test_rows_with_another_value_in_the_column_are_skipped(tmp_path: Path) -> None:
     on = {**NEMOTRON, "reasoning": "on", "output": "<think>\nHm.\n</think>\n\nGoodbye!"}
     unknown, bad_rows = {**NEMOTRON, "reasoning": None}, BadRows(9)
     (row,) = read_rows(tmp_path / "some.jsonl", on, unknown, NEMOTRON, file=FILES["chat"], bad_rows=bad_rows)
@@ -211,7 +211,7 @@ def test_an_unusable_field_is_reported(tmp_path: Path, name: str, row: dict[str,
     assert f": row 1, field {problem}" in str(caught.value)
 
 
-def test_a_program_needs_the_tool_in_the_run(tmp_path: Path) -> None:
+def test_a_program_is_refused_if_the_row_lacks_the_tool(tmp_path: Path) -> None:
     file = SftFileConfig(name="some", data="", program_tool="jupyter_code")
     row = {**MAGICODER, "tools": [CLOCK]}
     with pytest.raises(DatasetError, match=r"unknown function 'jupyter_code'; known: get_time"):

@@ -1,4 +1,4 @@
-"""Tests: rows with their own system texts and tools have the prompt, calls and loss of a task with these tools."""
+"""Tests: a row with its own system text and tools has the prompt, calls and loss of a task with these tools."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ CODE_CALL = {"name": "python", "arguments": {"code": "print(1)"}}
 
 
 def build_task_format(*tools: ToolSchema, system: str = SYSTEM) -> DialogueFormat:
-    """Build the format of a task with these tools and this system text."""
+    """Build the format of a task with this system text and these tools."""
     return build_dialogue_format(DialogueConfig(tools=()), TaskDescription("tools", tools, system=system))
 
 
@@ -51,7 +51,7 @@ def render_prompt(question: str, dialogue: DialogueFormat) -> str:
 
 
 def map_names(**names: str) -> SftFileConfig:
-    """Describe a file with these names of the run's tools by the names of functions in its rows."""
+    """Configure a file: each keyword is a function in its rows, and the value is the run's tool for that function."""
     return SftFileConfig(name="some", data="", tool_names=names)
 
 
@@ -82,7 +82,7 @@ def test_five_public_layouts_have_the_token_ids_of_a_task_with_their_tools(tmp_p
     assert all(row.dialogue.loss_mask == loss_mask for row in found)
 
 
-def test_a_parquet_file_of_rows_with_tools_equals_the_same_rows_as_jsonl(tmp_path: Path) -> None:
+def test_rows_with_tools_are_equal_in_parquet_and_jsonl(tmp_path: Path) -> None:
     rows = [PUBLIC_ROWS["reasoning_content"], {"tools": None, "messages": chat("1?", "1")}]
     polars.DataFrame(rows, strict=False, infer_schema_length=None).write_parquet(tmp_path / "some.parquet")
     found, expected = read_file(tmp_path / "some.parquet"), read_rows(tmp_path / "some.jsonl", *rows)
@@ -90,7 +90,7 @@ def test_a_parquet_file_of_rows_with_tools_equals_the_same_rows_as_jsonl(tmp_pat
 
 
 @pytest.mark.parametrize("prompt", ["row", "run"])
-def test_a_chat_keeps_its_system_text_unless_the_file_has_the_runs_prompt(tmp_path: Path, prompt: Any) -> None:
+def test_a_chat_keeps_its_system_text_unless_the_file_sets_the_runs_prompt(tmp_path: Path, prompt: Any) -> None:
     file = SftFileConfig(name="chat", data="", prompt=prompt)
     (row,) = read_rows(tmp_path / "some.jsonl", {"messages": chat("Hi!", "Arr!", system="A pirate.")}, file=file)
     start = "<|im_start|>system\nA pirate.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n"
@@ -98,20 +98,20 @@ def test_a_chat_keeps_its_system_text_unless_the_file_has_the_runs_prompt(tmp_pa
     assert (FORMAT.system in row.text) == (FORMAT.instruction in row.text) == (prompt == "run")
 
 
-def test_a_row_without_a_prompt_has_the_runs_prompt(tmp_path: Path) -> None:
+def test_a_row_without_a_prompt_uses_the_prompt_of_the_run(tmp_path: Path) -> None:
     rows = [{"messages": chat("1?", "1"), **absent} for absent in ({}, {"tools": []}, {"tools": "", "system": None})]
     first, *others = read_rows(tmp_path / "some.jsonl", *rows)
     assert {(row.text, row.generated) for row in others} == {(first.text, first.generated)}
     assert first.text.startswith(render_prompt("1?", FORMAT))
 
 
-def test_a_row_with_the_runs_system_text_keeps_its_own_tools(tmp_path: Path) -> None:
+def test_a_row_with_the_system_text_of_the_run_keeps_its_own_tools(tmp_path: Path) -> None:
     bare = build_dialogue_format(DialogueConfig(tools=(), system=SYSTEM), MATH_PYTHON)
     for row in read_rows(tmp_path / "some.jsonl", *PUBLIC_ROWS.values(), formats=bare):
         assert row.text.startswith(render_prompt(QUESTION, build_task_format(*SCHEMAS)))
 
 
-def test_a_null_of_a_schema_is_dropped_only_where_parquet_fills_it(tmp_path: Path) -> None:
+def test_only_a_null_that_parquet_adds_is_dropped_from_a_schema(tmp_path: Path) -> None:
     properties = {"unit": {"type": "string", "default": None}}
     tools = [{"name": "search", "parameters": {"type": "object", "properties": properties}}]
     (kept,) = parse_tools(DatasetRow(tmp_path / "some.jsonl", 1, {"tools": tools}))
@@ -121,7 +121,7 @@ def test_a_null_of_a_schema_is_dropped_only_where_parquet_fills_it(tmp_path: Pat
     assert filled.parameters["properties"] == {"unit": {"type": "string"}}
 
 
-def test_tools_without_a_system_text_follow_the_default_system_text(tmp_path: Path) -> None:
+def test_the_default_system_text_precedes_tools_without_a_system_text(tmp_path: Path) -> None:
     (row,) = read_rows(tmp_path / "some.jsonl", {"tools": [TOOL], "messages": chat(QUESTION, ANSWER)})
     task = build_task_format(SCHEMAS[0], system="You are a helpful assistant.")
     assert row.text.startswith(render_prompt(QUESTION, task))
@@ -133,7 +133,7 @@ def test_a_row_keeps_its_tools_in_a_run_without_a_system_text(tmp_path: Path) ->
     assert TOOL["function"]["name"] in row.text
 
 
-def test_a_system_text_that_describes_its_tools_stays_unchanged(tmp_path: Path) -> None:
+def test_a_system_text_that_already_describes_the_tools_stays_unchanged(tmp_path: Path) -> None:
     system = f"Call functions.\n<tools>\n{json.dumps([TOOL])}\n</tools>"
     messages = chat(QUESTION, f"<tool_call>\n{CALL_TEXT}\n</tool_call>", system=system)
     rows = [{"messages": messages}, {"messages": messages, "tools": [TOOL]}]
@@ -143,7 +143,7 @@ def test_a_system_text_that_describes_its_tools_stays_unchanged(tmp_path: Path) 
     assert first.text.startswith(f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{QUESTION}")
 
 
-def test_several_results_may_share_a_message(tmp_path: Path) -> None:
+def test_several_results_can_share_a_message(tmp_path: Path) -> None:
     results = "<tool_response>\na\n</tool_response>\n<tool_response>\nb\n</tool_response>"
     messages = chat("1?", "<tool_call>{</tool_call><tool_call>}</tool_call>")
     shared = [*messages, {"role": "tool", "content": results}, {"role": "assistant", "content": "1"}]
@@ -152,7 +152,7 @@ def test_several_results_may_share_a_message(tmp_path: Path) -> None:
     assert (one.text, one.generated) == (other.text, other.generated)
 
 
-def test_a_result_may_be_an_object(tmp_path: Path) -> None:
+def test_a_result_can_be_an_object(tmp_path: Path) -> None:
     messages = chat("1?", "<tool_call>{</tool_call>")
     last = {"role": "assistant", "content": "4"}
     rows = [{"messages": [*messages, {"role": "tool", "content": each}, last]} for each in ({"degrees": 4}, RESULT)]
@@ -164,7 +164,7 @@ def test_a_result_may_be_an_object(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("in_text", [False, True])
-def test_a_mapped_function_becomes_the_runs_tool(tmp_path: Path, *, in_text: bool) -> None:
+def test_a_mapped_function_becomes_the_tool_of_the_run(tmp_path: Path, *, in_text: bool) -> None:
     call = (
         {"content": f"<tool_call>\n{json.dumps(CODE_CALL)}\n</tool_call>"} if in_text else {"tool_calls": [CODE_CALL]}
     )
@@ -173,19 +173,19 @@ def test_a_mapped_function_becomes_the_runs_tool(tmp_path: Path, *, in_text: boo
     assert row.generated == f"</reason>\n{format_tool_call('jupyter_code', CODE_CALL['arguments'])}<|im_end|>"
 
 
-def test_functions_of_a_row_with_tools_keep_their_names(tmp_path: Path) -> None:
+def test_the_functions_of_a_row_with_tools_are_not_mapped(tmp_path: Path) -> None:
     (row,) = read_rows(tmp_path / "some.jsonl", PUBLIC_ROWS["ShareGPT"], file=map_names(get_weather="jupyter_code"))
     assert "get_weather" in row.generated
     assert "jupyter_code" not in row.generated
 
 
-def test_a_row_with_a_system_text_and_calls_has_the_runs_tools(tmp_path: Path) -> None:
+def test_a_row_with_a_system_text_and_calls_uses_the_tools_of_the_run(tmp_path: Path) -> None:
     messages = [*chat("1?", system=SYSTEM), {"role": "assistant", "tool_calls": [CODE_CALL]}]
     (row,) = read_rows(tmp_path / "some.jsonl", {"messages": messages}, file=map_names(python="jupyter_code"))
     assert row.text.startswith(render_prompt("1?", build_task_format(*FORMAT.tools)))
 
 
-def test_unknown_functions_are_counted_and_listed_up_to_the_limit_of_bad_rows(tmp_path: Path) -> None:
+def test_unknown_functions_are_counted_and_listed_within_the_limit_of_bad_rows(tmp_path: Path) -> None:
     calls = [CODE_CALL, {**CODE_CALL, "name": "search"}, CODE_CALL]
     rows = [{"messages": [*chat("1?"), {"role": "assistant", "tool_calls": [call]}]} for call in calls]
     path, bad_rows = tmp_path / "some.jsonl", BadRows(3)
@@ -199,7 +199,7 @@ def test_unknown_functions_are_counted_and_listed_up_to_the_limit_of_bad_rows(tm
         read_rows(path, *rows, bad_rows=BadRows(2, "sft.max_bad_rows"))
 
 
-def test_a_file_without_a_usable_dialogue_is_refused_with_the_first_problem(tmp_path: Path) -> None:
+def test_the_error_for_a_file_without_a_usable_dialogue_shows_the_first_problem(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"no usable dialogue: 1 unusable rows are skipped, the first: .* row 1"):
         read_rows(tmp_path / "some.jsonl", {"messages": []}, bad_rows=BadRows(9))
 
@@ -225,6 +225,6 @@ def test_an_unusable_tool_is_reported(tools: Any, problem: str) -> None:
     assert str(caught.value).startswith(f"some.jsonl: row 3, field {problem}")
 
 
-def test_a_tool_may_be_json_text_and_lack_parameters() -> None:
+def test_a_tool_can_be_json_text_without_parameters() -> None:
     row = DatasetRow(Path("some.jsonl"), 1, {"tools": [json.dumps(TOOL), {"name": "stop"}]})
     assert parse_tools(row) == (SCHEMAS[0], ToolSchema("stop", "", {"type": "object", "properties": {}}))

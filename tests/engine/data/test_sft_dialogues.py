@@ -1,4 +1,4 @@
-"""Tests of cold-start dialogues: token ids equal a rollout's ids, and only generated tokens have a loss."""
+"""Tests of cold-start dialogues: token ids equal those of a rollout, and only generated tokens have a loss."""
 
 import json
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_every_layout_of_a_call_gives_the_same_text(file: Path, call: dict[str, 
 
 
 @pytest.mark.parametrize("condition", [{"unit": None}, [{"unit": None, "max": 3}]])
-def test_a_null_of_an_argument_is_a_value_in_json_text_only(file: Path, condition: Any) -> None:
+def test_a_null_argument_is_kept_only_in_json_text(file: Path, condition: Any) -> None:
     tool = {"name": "find", "parameters": {"type": "object"}}
     texts: list[str] = []
     for arguments in ({"filter": condition}, json.dumps({"filter": condition})):
@@ -90,7 +90,7 @@ def test_a_null_of_an_argument_is_a_value_in_json_text_only(file: Path, conditio
     assert format_tool_call("find", {"filter": condition}) in texts[1]
 
 
-def test_a_row_with_its_own_tools_keeps_their_names(file: Path) -> None:
+def test_the_names_of_a_rows_own_tools_stay_unchanged(file: Path) -> None:
     tool = {"name": "jupyter_code", "parameters": {"type": "object"}}
     call = {"name": "python", "arguments": {"code": "1"}}
     renamed = SftFileConfig(name="a", data="", tool_names={"python": "jupyter_code"})
@@ -98,7 +98,7 @@ def test_a_row_with_its_own_tools_keeps_their_names(file: Path) -> None:
         read_rows(file, {"tools": [tool], "messages": [QUESTION, make_call_turn(tool_calls=[call])]}, file=renamed)
 
 
-def test_an_unknown_function_with_half_a_character_is_listed(file: Path) -> None:
+def test_an_unknown_function_with_a_lone_surrogate_is_listed(file: Path) -> None:
     call = {"role": "function_call", "content": json.dumps({"name": "get\ud83d", "arguments": {}})}
     rows, bad_rows = ({"messages": [QUESTION, turn]} for turn in (call, ANSWER)), BadRows(1)
     assert len(read_rows(file, *rows, bad_rows=bad_rows)) == 1
@@ -106,7 +106,7 @@ def test_an_unknown_function_with_half_a_character_is_listed(file: Path) -> None
     describe_bad_rows(bad_rows.errors).encode()
 
 
-def test_a_call_may_be_part_of_the_content_even_if_it_is_malformed(file: Path) -> None:
+def test_the_content_can_contain_a_call_even_if_it_is_malformed(file: Path) -> None:
     text = '<tool_call>\n{"name": \n</tool_call>'
     row = read_row(file, QUESTION, make_call_turn(content=f"<reason>{text}"), RESULT, ANSWER)
     assert row.generated.startswith(f"{text}<|im_end|>")
@@ -128,12 +128,12 @@ def test_questions_and_results_cannot_contain_special_tokens(file: Path) -> None
     assert sum(token_ids[n : n + len(untrusted)] == untrusted for n in range(len(token_ids))) == 2
 
 
-def test_a_chat_may_have_several_questions(file: Path) -> None:
+def test_a_chat_can_have_several_questions(file: Path) -> None:
     row = read_row(file, QUESTION, ANSWER, {"role": "user", "content": "2?"}, ANSWER)
     assert "<|im_end|>\n<|im_start|>user\n2?<|im_end|>\n<|im_start|>assistant\n<reason>Yes." in row.text
 
 
-def test_a_parquet_file_equals_the_same_rows_as_jsonl(file: Path, tmp_path: Path) -> None:
+def test_a_parquet_file_gives_the_same_rows_as_jsonl(file: Path, tmp_path: Path) -> None:
     messages = [QUESTION, make_call_turn(tool_calls=[{"function": FUNCTION}]), RESULT, ANSWER]
     filled = [{"tool_calls": None, **message} for message in messages]
     parquet = tmp_path / "some.parquet"
@@ -143,7 +143,7 @@ def test_a_parquet_file_equals_the_same_rows_as_jsonl(file: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("arguments", ['{"code": "\\ud83d"}', '{"code": ' + "[" * 100_000])
-def test_json_text_that_no_tokenizer_or_parser_takes_is_an_unusable_row(file: Path, arguments: str) -> None:
+def test_a_call_that_cannot_be_tokenized_or_parsed_makes_the_row_unusable(file: Path, arguments: str) -> None:
     with pytest.raises(DatasetError, match=r"row 1"):
         read_row(file, QUESTION, make_call_turn(tool_calls=[{"name": "jupyter_code", "arguments": arguments}]))
 
@@ -173,7 +173,7 @@ def build_format(kind: TaskKind, *tools: ToolSchema) -> DialogueFormat:
     return build_dialogue_format(DialogueConfig(tools=(), prefill=""), TaskDescription(kind, tools))
 
 
-def test_a_row_has_the_format_of_its_task_or_of_the_first_task(file: Path) -> None:
+def test_a_row_has_the_format_of_its_task_and_otherwise_of_the_first_task(file: Path) -> None:
     formats = {"math": FORMAT, "archive": build_format("tools", SEARCH)}
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "search", "arguments": {"query": "a"}}]}
     found = [call, {"role": "tool", "content": "b"}, {"role": "assistant", "content": "b"}]
@@ -185,7 +185,7 @@ def test_a_row_has_the_format_of_its_task_or_of_the_first_task(file: Path) -> No
     assert count_sft_dialogues(file, formats, 10) == 2
 
 
-def test_an_unknown_task_is_reported_with_the_known_tasks(file: Path) -> None:
+def test_the_error_for_an_unknown_task_lists_the_known_tasks(file: Path) -> None:
     formats = {"math": FORMAT, "archive": build_format("tools", SEARCH)}
     for name, shown in (("chess", "'chess'"), (["math"], "['math']")):
         write_rows(file, {"messages": [QUESTION, ANSWER]}, {"task": name, "messages": [QUESTION, ANSWER]})
@@ -195,11 +195,11 @@ def test_an_unknown_task_is_reported_with_the_known_tasks(file: Path) -> None:
             assert str(caught.value) == f"{file}: row 2, field `task`: unknown task {shown}; known: math, archive"
 
 
-def test_a_run_without_tasks_ignores_the_field(file: Path) -> None:
+def test_a_run_without_tasks_ignores_the_task_of_a_row(file: Path) -> None:
     assert len(read_rows(file, {"task": "chess", "messages": [QUESTION, ANSWER]})) == 1
 
 
-def test_a_task_of_a_parquet_file_is_read(tmp_path: Path) -> None:
+def test_the_task_of_a_row_is_read_from_parquet(tmp_path: Path) -> None:
     formats = {"math": FORMAT, "plain": build_format("tools")}
     parquet = tmp_path / "some.parquet"
     turns = [QUESTION, {"role": "assistant", "content": "1"}]
@@ -208,20 +208,18 @@ def test_a_task_of_a_parquet_file_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["environment", "dialogue"])
-def test_the_first_message_of_a_task_with_an_opening_has_the_token_ids_of_the_rollout(
-    file: Path, kind: TaskKind
-) -> None:
+def test_the_first_message_of_a_task_with_an_opening_is_that_of_the_rollout(file: Path, kind: TaskKind) -> None:
     dialogue = build_format(kind)
     assert dialogue.has_opening
     turns = {"role": "user", "content": "1?seen"}, {"role": "assistant", "content": "7"}
     sequence = read_row(file, *turns, formats={"task": dialogue}).dialogue
-    # The rollout starts with the head of the prompt, and appends the question with the observation later.
+    # A rollout starts with the first part of the prompt; the question follows with the observation.
     prompt = encode(*build_prompt_segments("", dialogue)[:1], *build_opening_segments("1?seen", dialogue))
     assert sequence.token_ids[: len(prompt)] == prompt
     assert sequence.loss_mask[: len(prompt) + 1] == [0] * len(prompt) + [1]
 
 
-def test_a_dialogue_has_the_users_turns_of_its_rollout(file: Path) -> None:
+def test_a_dialogue_has_the_user_turns_of_its_rollout(file: Path) -> None:
     dialogue = build_format("dialogue")
     turns = ["higher", "lower"]
     messages: list[dict[str, str]] = [QUESTION]

@@ -1,4 +1,4 @@
-"""Exported folders, and the token ids that a cold start and the exported chat template give to the same dialogue."""
+"""Exported folders, and the token ids of a dialogue in a cold start and with the exported chat template."""
 
 import json
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ DIALOGUES = {
 
 
 def export_chat(folder: Path, kind: FamilyKind, config: DialogueConfig) -> Any:
-    """Return the exported tokenizer, as transformers loads it."""
+    """Export a tokenizer and return it as transformers loads it."""
     write_family_tokenizer(folder, kind)
     (folder / "config.json").write_text(json.dumps({"model_type": kind.model_type, "eos_token_id": 0}))
     run = RunConfig(name="r", dialogue=config)
@@ -41,7 +41,7 @@ def render(tokenizer: Any, messages: list[dict[str, Any]], tools: list[Any] | No
 def tokenize_rows(
     folder: Path, kind: FamilyKind, config: DialogueConfig, rows: Sequence[dict[str, Any]]
 ) -> list[TokenizedDialogue]:
-    """Read rows as a cold start does: each has the prompt of the run, or a prompt in its columns."""
+    """Read rows as a cold start does. The prompt is that of the run, or is in the columns of the row."""
     tokenizer = load_tokenizer(write_family_tokenizer(folder / "original", kind))
     path, formats = folder / "rows.jsonl", {"": build_dialogue_format(config, MATH_PYTHON)}
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -49,7 +49,7 @@ def tokenize_rows(
 
 
 def assert_same_ids(tokenizer: Any, messages: list[dict[str, Any]], tools: Any, learned: TokenizedDialogue) -> None:
-    """Compare the ids of the whole dialogue, and of the prompt of each turn."""
+    """Compare the ids of the whole dialogue, and the ids of the prompt of each turn."""
     assert render(tokenizer, messages, tools) == learned.token_ids
     mask = learned.loss_mask
     starts = [at for at in range(1, len(mask)) if mask[at - 1 : at + 1] == [0, 1]]

@@ -17,15 +17,15 @@ QWEN_REGEX = (
 )
 LLAMA_REGEX = QWEN_REGEX.replace(r"\p{N}|", r"\p{N}{1,3}|", 1)
 QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
-QWEN_TAGS = ("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|repo_name|>")  # not special in Qwen's files
+QWEN_TAGS = ("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|repo_name|>")  # not a special token in Qwen's files
 QWEN3_TAGS = ("<tool_response>", "</tool_response>", "<think>", "</think>")
-# Llama's tokens, where tokens of ChatML replace reserved ones, as in Hermes 3.
+# The added tokens of Llama. As in Hermes 3, tokens of ChatML replace reserved tokens.
 LLAMA_SPECIAL = (
     *("<|begin_of_text|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>"),
     *(f"<|reserved_special_token_{number}|>" for number in range(40)),
     *("<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>", "<|python_tag|>"),
 )
-# Merges across the ends of the run's texts: of ">" or "." and a line break, of line breaks, of ">" and a letter.
+# Merges that cross a boundary of the run's texts: ">" or "." and a line break, two line breaks, ">" and a letter.
 TEXTS = (
     "</tool_response>\n<tool_response>\nSee it.\n\nSolve it: 1 + 1 = 2.\n</reason>\n<reason>I add.\n\n\n",
     '<answer>\\boxed{42}</answer>\n<tool_call>\n{"name": "jupyter_code", "arguments": {"code": "print(6 * 7)"}}\n',

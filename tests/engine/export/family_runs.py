@@ -1,6 +1,6 @@
-"""Runs with dialogue.renderer and their random dialogues: the tokens that a run trains on, and the exported template.
+"""Runs with dialogue.renderer and random dialogues: the tokens that a run trains on, and the exported template.
 
-A run appends: the tokens of each turn remain in the prompts of later turns. The template of Qwen3 renders each request again,
+In a run, the tokens of each turn remain in the prompts of later turns. The template of Qwen3 renders each request again,
 without the reasoning before the last question, and without empty reasoning of earlier turns.
 """
 
@@ -49,21 +49,21 @@ CONFIGS = {
 
 
 class TrainedTurn(NamedTuple):
-    """A turn of the assistant within the tokens of a run."""
+    """A turn of the assistant in the tokens of a run."""
 
-    place: int  # index of the turn in the messages
-    start: int  # position of its first token
+    place: int  # index of the message
+    start: int  # position of the turn's first token
     end: int
-    question: int  # position at which the turn of the last question starts
+    question: int  # position at which the turn with the last question starts
 
 
 class FamilyRun(NamedTuple):
     renderer: DialogueRenderer
     tokenizer: FastTokenizer
     exported: Any
-    package: Any  # the package's renderer, which renders whole dialogues as the family's template
-    thinks: bool  # the model writes reasoning, in the format of Qwen3
-    is_quick: bool  # each prompt ends with an empty reasoning
+    package: Any  # renderer of the package, which renders whole dialogues with the family's template
+    thinks: bool  # whether the model writes reasoning in the format of Qwen3
+    is_quick: bool  # whether each prompt ends with empty reasoning
     is_llama: bool
 
     def encode(self, text: str) -> list[int]:
@@ -95,7 +95,7 @@ class FamilyRun(NamedTuple):
         return list(bytes_to_ids(record.token_ids)), turns
 
     def write_turn(self, message: Message) -> str:
-        """Return the text that a model of the family generates."""
+        """Return the text that a model of the family generates for this message."""
         calls = [call["function"] for call in message.get("tool_calls", ())]
         if self.is_llama:
             called = [f'{{"name": "{TOOL}", "parameters": {dump(call["arguments"])}}}' for call in calls]
@@ -108,13 +108,13 @@ class FamilyRun(NamedTuple):
         return text + "\n".join(filter(None, [message["content"], *called])) + "<|im_end|>"
 
     def check_parsed(self, token_ids: bytes, start: int, message: Message) -> None:
-        """Check that the run reads the same calls from the tokens, in composed characters as Qwen's tokenizers."""
+        """Check that the run parses the same calls from the tokens. Tokenizers of Qwen compose characters."""
         parsed = self.renderer.parse_turn(token_ids, start).calls
         given = [ToolCall(TOOL, call["function"]["arguments"]) for call in message.get("tool_calls", ())]
         assert [normalize("NFC", repr(call)) for call in parsed] == [normalize("NFC", repr(call)) for call in given]
 
     def drop_reasoning(self, token_ids: list[int], before: int) -> list[int]:
-        """Remove reasoning that starts before that position, and the empty line after it."""
+        """Remove all reasoning that starts before this position, and the empty line after it."""
         if self.is_llama:
             return token_ids
         opening, closing = (self.tokenizer.get_token_id(tag) for tag in ("<think>", "</think>"))
@@ -131,14 +131,14 @@ class FamilyRun(NamedTuple):
         return kept
 
     def expect_prompt(self, trained: list[int], turn: TrainedTurn) -> list[int]:
-        """Return the served model's prompt of a turn: the run's, without the reasoning that the template removes."""
+        """Return the served model's prompt of a turn, which is the run's prompt without the removed reasoning."""
         prompt = trained[: turn.start]
-        if self.is_quick:  # the prompt's empty reasoning remains
+        if self.is_quick:  # the empty reasoning at the end of the prompt remains
             return self.drop_reasoning(prompt, turn.start - len(self.encode(EMPTY_REASONING)))
         return self.drop_reasoning(prompt, turn.question)
 
     def expect_whole(self, trained: list[int], turn: TrainedTurn, message: Message) -> list[int]:
-        """Return the dialogue: Qwen3's template adds empty reasoning to a last turn, and ends turns in a line break."""
+        """Return the dialogue. Qwen3's template adds empty reasoning to a last turn, and a line break to each turn."""
         has_reasoning = self.is_llama or self.is_quick or "reasoning_content" in message
         added = [] if has_reasoning else self.encode(EMPTY_REASONING)
         return [
@@ -175,8 +175,8 @@ def make_family_run(folder: Path, name: str) -> FamilyRun:
 
 
 def make_family_dialogue(run: FamilyRun, seed: int, make: Callable[[random.Random], str]) -> list[Message]:
-    """Make a dialogue with turns as models of the family write them: no line breaks at the ends of texts and reasoning,
-    and with Llama 3 one call without a text."""
+    """Make a dialogue as a model of the family writes it: texts and reasoning have no line breaks at their ends, and
+    with Llama 3 a turn has either one call or a text."""
     draw = random.Random(seed)
     messages: list[Message] = []
     for _ in range(draw.choice((1, 2, 2, 3))):

@@ -1,9 +1,9 @@
 """Chat templates with the properties of model families: tools, calls, results, reasoning, dates.
 
-Each has the texts of its family, which checkpoints of the family were trained on, in a structure of its own.
+Each contains the texts that checkpoints of its family were trained on, but has a structure of its own.
 """
 
-# Qwen2.5 and Qwen3: schemas after the system text, calls in JSON between tags, and results that share a user turn.
+# Qwen2.5 and Qwen3: schemas follow the system text, calls are JSON between tags, and results share a user turn.
 _QWEN_PARTS = r"""
 {%- macro turn(role, text) -%}{{ '<|im_start|>' ~ role ~ '\n' ~ text ~ '<|im_end|>\n' }}{%- endmacro -%}
 {%- macro head(system) -%}
@@ -46,7 +46,7 @@ QWEN25_TEMPLATE = (
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}
 """
 )
-# Qwen3 drops the reasoning of turns before the last question, and adds an empty one to a last turn without any.
+# Qwen3 drops the reasoning of turns before the last question. A last turn without reasoning gets empty reasoning.
 QWEN3_TEMPLATE = (
     r"""
 {%- set default = '' -%}"""
@@ -79,7 +79,7 @@ QWEN3_TEMPLATE = (
 {%- endif -%}
 """
 )
-# Llama 3.2, with today's date: schemas before the first question, one call per turn, results of ipython in JSON.
+# Llama 3.2: today's date, schemas before the first question, one call per turn, and JSON results of ipython.
 LLAMA3_TEMPLATE = r"""
 {%- macro turn(role, text) -%}
   {{ '<|start_header_id|>' ~ role ~ '<|end_header_id|>\n\n' ~ text ~ '<|eot_id|>' }}

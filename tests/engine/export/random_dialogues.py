@@ -1,4 +1,4 @@
-"""Random dialogues with tools, in the layouts that a cold start and a chat template read."""
+"""Random dialogues with tools, in layouts that both a cold start and a chat template read."""
 
 import random
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ Message = dict[str, Any]
 STARTS = ("", "", "\n", "\n\n", " ", "I", "The", ">", "(", "</", ".", "\u00e9", "e\u0301")  # composed, decomposed
 MIDDLES = ("6 * 7", "See it.", "print(1)", "\U0001f600 ja", "<b>", "1234567", "a\tb", "x = {'a': [1, 2]}", "")
 ENDS = ("", "", ".", "\n", ".\n", "\n\n", " ", ">", "]", '"', "}\n", "e")
-BREAKS = ("\n", "\n\n", "")  # line breaks after reasoning in a text
+BREAKS = ("\n", "\n\n", "")  # line breaks between reasoning and text
 HOSTILE = ("<|im_end|>", "<tool_response>", "<|im_start|>system\n", "</think>", "<tool_call>", "<|eot_id|>", "<|")
 
 
@@ -24,12 +24,12 @@ MORE_TOOLS = (
 
 class RandomDialogue(NamedTuple):
     messages: list[Message]
-    system: str  # text of a first message, which is not in `messages`; empty: none
-    tools: Sequence[ToolSchema]  # tools of the request; empty: the run's
+    system: str  # text of a system message before `messages`; empty if there is none
+    tools: Sequence[ToolSchema]  # tools of the request; empty for the tools of the run
 
 
 def make_dialogue(seed: int, *, run_has_tools: bool, has_tools: bool, start: str) -> RandomDialogue:
-    """Make a dialogue. `start`: start of each turn, if a prefill that is no tag requires one."""
+    """Make a dialogue. A prefill that is not a tag requires that each turn begins with `start`."""
     draw = random.Random(seed)
     messages: list[Message] = []
     for _ in range(draw.choice((1, 1, 2, 3))):
@@ -52,7 +52,7 @@ def make_text(draw: random.Random, *, is_hostile: bool = False) -> str:
 
 
 def _make_turn(draw: random.Random, start: str) -> Message:
-    """Make a turn: content with or without reasoning, or null; reasoning in one of two fields or in <think>."""
+    """Make a turn. Reasoning is absent, in one of two fields, or in <think>; the content can be null."""
     content = draw.choice((None, "", make_text(draw), make_text(draw)))
     if start:
         return {"content": start + (content or "")}

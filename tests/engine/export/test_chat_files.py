@@ -1,4 +1,4 @@
-"""The exported chat template, with the exported tokenizer, gives the token ids of the run."""
+"""Tests: the exported chat template and the exported tokenizer give the token ids of the run."""
 
 import json
 from pathlib import Path
@@ -19,12 +19,12 @@ from tests.engine.export.exported_chats import DIALOGUES, assert_same_ids, expor
 from tests.engine.export.family_folders import FAMILY_KINDS, TEXTS, write_family_tokenizer
 from tests.engine.export.random_dialogues import RandomDialogue, make_dialogue
 
-NUM_DIALOGUES = 60  # per format: 240 per family
+NUM_DIALOGUES = 60  # number for each format; 240 for each family
 slow = pytest.mark.slow
 
 
 def draw_dialogues(config: str) -> list[RandomDialogue]:
-    """Draw dialogues with seeds of each format. If the run has no tools, each second request has tools."""
+    """Draw dialogues; each format has its own seeds. If the run has no tools, every second request has tools."""
     options, first = DIALOGUES[config], NUM_DIALOGUES * list(DIALOGUES).index(config)
     start = "" if options.prefill in ("<reason>", "<think>\n", "") else options.prefill
     run_has_tools = bool(options.tools)
@@ -34,7 +34,7 @@ def draw_dialogues(config: str) -> list[RandomDialogue]:
     ]
 
 
-def test_a_family_has_210_dialogues_with_tools_170_of_them_with_calls_and_results() -> None:
+def test_the_random_dialogues_contain_enough_tools_calls_and_results() -> None:
     with_tools: list[RandomDialogue] = []
     without: list[RandomDialogue] = []
     for config, options in DIALOGUES.items():
@@ -46,7 +46,7 @@ def test_a_family_has_210_dialogues_with_tools_170_of_them_with_calls_and_result
     num_results = [sum(message["role"] == "tool" for message in each.messages) for each in with_tools + without]
     assert num_results == [sum(each) for each in num_calls]
     assert sum(each > 0 for each in num_results[:210]) == 170
-    assert sum(max(each) > 1 for each in num_calls) == 124  # several calls in a message
+    assert sum(max(each) > 1 for each in num_calls) == 124  # a message has several calls
     assert sum(num_results[210:]) == 0
 
 
@@ -54,7 +54,7 @@ def test_a_family_has_210_dialogues_with_tools_170_of_them_with_calls_and_result
 @pytest.mark.parametrize("config", DIALOGUES)
 @pytest.mark.parametrize("family", FAMILY_KINDS)
 def test_the_template_renders_the_token_ids_of_the_run(tmp_path: Path, family: str, config: str) -> None:
-    """The rows of the cold start have system texts and tools in their columns, as public data sets."""
+    """Rows of the cold start contain system texts and tools in their columns, as in public data sets."""
     kind, options = FAMILY_KINDS[family], DIALOGUES[config]
     exported = export_chat(tmp_path / "exported", kind, options)
     drawn = draw_dialogues(config)
@@ -73,8 +73,8 @@ def qwen(tmp_path: Path) -> Any:
     return export_chat(tmp_path / "exported", FAMILY_KINDS["qwen3"], DialogueConfig())
 
 
-def test_tools_of_the_run_in_another_layout_give_the_prompt_of_the_run(qwen: Any) -> None:
-    """SGLang adds keys with default values to the tools of a request."""
+def test_tools_with_additional_default_keys_give_the_prompt_of_the_run(qwen: Any) -> None:
+    """The tools have the keys with default values that SGLang adds to a request."""
     messages = [{"role": "user", "content": "1 + 1?"}]
     layouts = [{"type": "function", "function": {**tool._asdict(), "strict": False}} for tool in TOOL_SCHEMAS.values()]
     assert render(qwen, messages, layouts) == render(qwen, messages)
@@ -82,7 +82,7 @@ def test_tools_of_the_run_in_another_layout_give_the_prompt_of_the_run(qwen: Any
 
 
 def test_a_served_turn_continues_the_prefill(qwen: Any) -> None:
-    """A response has no prefill, and has its calls in a separate field."""
+    """A response does not repeat the prefill, and its calls are in a separate field."""
     user = {"role": "user", "content": "6 * 7?"}
     call = {"name": "jupyter_code", "arguments": {"code": "6 * 7"}}
     generated = (
@@ -104,7 +104,7 @@ def test_special_tokens_in_texts_of_users_and_tools_stay_text(qwen: Any) -> None
 
 
 @pytest.mark.parametrize("family", FAMILY_KINDS)
-def test_texts_without_marks_keep_their_ids(tmp_path: Path, family: str) -> None:
+def test_the_exported_tokenizer_encodes_texts_like_the_original(tmp_path: Path, family: str) -> None:
     kind = FAMILY_KINDS[family]
     original = load_tokenizer(write_family_tokenizer(tmp_path / "original", kind))
     exported = export_chat(tmp_path / "exported", kind, DialogueConfig())
@@ -121,7 +121,7 @@ def test_a_second_export_gives_the_same_files(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_the_generation_config_samples_as_the_evaluations_and_stops_as_the_run(tmp_path: Path) -> None:
+def test_the_generation_config_has_the_sampling_of_evaluations_and_the_stop_tokens_of_the_run(tmp_path: Path) -> None:
     config = DialogueConfig(stop_tokens=("<|im_end|>", "<|endoftext|>"))
     tokenizer = export_chat(tmp_path, FAMILY_KINDS["qwen3"], config)
     generation = GenerationConfig.from_pretrained(tmp_path)

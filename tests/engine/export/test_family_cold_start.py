@@ -1,4 +1,4 @@
-"""Cold-start dialogues of runs with dialogue.renderer have the token ids of the exported template and of a rollout."""
+"""Tests: cold-start dialogues with dialogue.renderer have the token ids of the exported template and of a rollout."""
 
 import json
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from tests.engine.export.family_runs import CONFIGS, EMPTY_REASONING, TOOL, make
 from tests.engine.export.random_dialogues import make_text
 from tests.engine.model.test_family_renderer import FAMILIES, HOSTILE, make_tokenizer
 
-NUM_DIALOGUES = 60  # per configuration
+NUM_DIALOGUES = 60  # number for each configuration
 QUESTION, ANSWER = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "It is 2."}
 CALL = {"type": "function", "function": {"name": TOOL, "arguments": {"code": "1 + 1"}}}
 CALL_TURN = {"role": "assistant", "content": "", "tool_calls": [CALL]}
@@ -36,7 +36,7 @@ KIMI += [f"<|tool_call{text}_begin|>" for text in ("s_section", "", "_argument")
 
 
 class ColdStart:
-    """Reads rows as the cold start of a run with this table [dialogue]."""
+    """A reader of rows, as in the cold start of a run with this table [dialogue]."""
 
     def __init__(self, folder: Path, config: DialogueConfig, tokenizer: FastTokenizer | None = None) -> None:
         kind = FAMILY_KINDS[config.renderer.replace("-", "")] if tokenizer is None else None
@@ -59,7 +59,7 @@ class ColdStart:
         return dialogue
 
     def decode_turns(self, dialogue: TokenizedDialogue) -> list[str]:
-        """Return the texts in the loss, one for each turn."""
+        """Return the text of each turn that has a loss."""
         pairs = groupby(zip(dialogue.loss_mask, dialogue.token_ids, strict=True), key=lambda pair: pair[0])
         return [self.tokenizer.decode([each for _, each in part]) for is_trained, part in pairs if is_trained]
 
@@ -67,7 +67,7 @@ class ColdStart:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_dialogue_has_the_tokens_of_its_rollout(tmp_path: Path, name: str) -> None:
-    """The template adds an empty reasoning to a last turn without reasoning."""
+    """The template adds empty reasoning to a last turn without reasoning."""
     run, cold_start = make_family_run(tmp_path, name), ColdStart(tmp_path, CONFIGS[name])
     num_turns = 0
     for seed in range(NUM_DIALOGUES):
@@ -90,7 +90,7 @@ def test_a_dialogue_has_the_tokens_of_its_rollout(tmp_path: Path, name: str) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "llama3", "llama3 later"])
 def test_a_dialogue_has_the_tokens_of_the_exported_template(tmp_path: Path, name: str) -> None:
-    """Dialogues have one question, because templates drop the reasoning before the last question."""
+    """Each dialogue has only one question, because templates drop the reasoning before the last question."""
     run, cold_start = make_family_run(tmp_path, name), ColdStart(tmp_path, CONFIGS[name])
     num_compared = 0
     for seed in range(NUM_DIALOGUES):
@@ -106,7 +106,7 @@ def test_a_dialogue_has_the_tokens_of_the_exported_template(tmp_path: Path, name
 @pytest.mark.parametrize("rows", [PUBLIC_ROWS, SEVERAL_CALLS_ROWS])
 @pytest.mark.parametrize("thinks", [True, False])
 def test_public_layouts_are_read_in_the_format_of_qwen3(tmp_path: Path, rows: dict[str, Any], thinks: bool) -> None:
-    """All layouts of the same dialogue give the same turns, after the row's own system text and tools."""
+    """All layouts of a dialogue give the same turns, which follow the row's own system text and tools."""
     has_reasoning = rows is SEVERAL_CALLS_ROWS
     parameters = {"enable_thinking": thinks}
     cold_start = ColdStart(tmp_path, DialogueConfig(renderer="qwen3", renderer_parameters=parameters))
@@ -161,12 +161,12 @@ def test_a_turn_that_the_format_cannot_express_makes_its_row_unusable(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "llama3"])
-def test_no_name_and_no_schema_of_a_row_becomes_a_special_token(tmp_path: Path, name: str) -> None:
+def test_names_and_schemas_of_a_row_never_become_special_tokens(tmp_path: Path, name: str) -> None:
     cold_start = ColdStart(tmp_path, CONFIGS[name])
     special = set(map(cold_start.tokenizer.find_token_id, (*FAMILY_KINDS[name].special, "<tool_call>")))
 
     def count_special(text: str) -> list[int]:
-        """Count in a row with this text in all names, keys and descriptions, after each piece of the dialogue."""
+        """Return the special tokens of a dialogue with this text in all names, keys and descriptions."""
         properties = {f"a{text}": {"type": "string", "description": text}}
         parameters = {"type": "object", "properties": properties}
         tool = {"name": f"f{text}g", "description": text, "parameters": parameters}
@@ -181,8 +181,8 @@ def test_no_name_and_no_schema_of_a_row_becomes_a_special_token(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama3"])
-def test_no_text_of_a_row_becomes_a_special_token(tmp_path: Path, name: str) -> None:
-    """In prompts and turns, only the format has special tokens."""
+def test_texts_of_a_row_never_become_special_tokens(tmp_path: Path, name: str) -> None:
+    """In prompts and turns, special tokens come only from the format."""
     cold_start = ColdStart(tmp_path, CONFIGS[name])
     special = {
         token_id
@@ -206,7 +206,7 @@ def test_no_text_of_a_row_becomes_a_special_token(tmp_path: Path, name: str) -> 
     assert cold_start.tokenizer.decode(attacked.token_ids).count(HOSTILE.strip()) >= 2
 
 
-def test_a_format_without_an_end_of_turn_ends_with_the_role_of_the_next_turn(tmp_path: Path) -> None:
+def test_a_turn_without_an_end_token_ends_with_the_role_of_the_next_turn(tmp_path: Path) -> None:
     config = DialogueConfig(tools=(TOOL,), renderer="glm-4.5", renderer_parameters={"enable_thinking": True})
     tokenizer = make_tokenizer(tmp_path, FAMILIES["glm-4.5"])
     cold_start = ColdStart(tmp_path, config, tokenizer)
@@ -230,7 +230,7 @@ def test_a_rollout_reads_the_calls_of_the_dialogue(tmp_path: Path) -> None:
 
 
 def test_results_have_the_ids_of_their_calls_in_the_format_of_kimi(tmp_path: Path) -> None:
-    """Kimi's format renders the id of a call instead of the name, with the number of the call in the dialogue."""
+    """Instead of the name, the format of Kimi renders an id, which ends with the number of the call in the dialogue."""
     tokenizer = make_tokenizer(tmp_path, [*KIMI, "[BOS]", "[EOS]", "<|endoftext|>"])
     cold_start = ColdStart(tmp_path, DialogueConfig(tools=(TOOL,), renderer="kimi-k2"), tokenizer)
     dialogue = cold_start.read_one(QUESTION, CALL_TURN, RESULT, CALL_TURN, RESULT, ANSWER)
@@ -241,9 +241,7 @@ def test_results_have_the_ids_of_their_calls_in_the_format_of_kimi(tmp_path: Pat
         assert f"Return of {call_id}" in text
 
 
-def test_a_turn_from_which_a_rollout_reads_other_calls_is_unusable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_turn_that_a_rollout_reads_differently_is_unusable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cold_start = ColdStart(tmp_path, CONFIGS["qwen3"])
     monkeypatch.setattr(FamilyRenderer, "read_called_names", lambda *_: ["other"])
     with pytest.raises(DatasetError, match=r"messages\[1\]`: a rollout in the format of qwen3 would read other calls"):
@@ -252,14 +250,14 @@ def test_a_turn_from_which_a_rollout_reads_other_calls_is_unusable(
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3 quick", "llama3"])
 @pytest.mark.parametrize("blank", ["", " ", "\n\n"])
-def test_blank_reasoning_and_blank_texts_before_calls_are_left_out(tmp_path: Path, name: str, blank: str) -> None:
+def test_blank_reasoning_and_blank_texts_before_calls_are_dropped(tmp_path: Path, name: str, blank: str) -> None:
     cold_start = ColdStart(tmp_path, CONFIGS[name])
     plain = cold_start.read_one(QUESTION, CALL_TURN, RESULT, ANSWER)
     thought = {**ANSWER, "content": f"<think>{blank}</think>\n\nIt is 2."}
     assert cold_start.read_one(QUESTION, {**CALL_TURN, "content": blank}, RESULT, thought) == plain
 
 
-def test_other_parameters_of_a_renderer_need_another_token_file(tmp_path: Path) -> None:
+def test_changed_parameters_of_a_renderer_require_another_token_file(tmp_path: Path) -> None:
     digests = set[str]()
     for date in ("01 Feb 2027", "02 Feb 2027"):
         config = DialogueConfig(tools=(TOOL,), renderer="llama-3", renderer_parameters={"date_string": date})
@@ -272,7 +270,7 @@ def test_other_parameters_of_a_renderer_need_another_token_file(tmp_path: Path) 
     assert len(digests) == 2
 
 
-def test_a_system_text_that_describes_tools_is_not_described_again(tmp_path: Path) -> None:
+def test_a_system_text_that_already_describes_the_tools_stays_unchanged(tmp_path: Path) -> None:
     cold_start = ColdStart(tmp_path, DialogueConfig(renderer="qwen3"))
     row = dict(next(iter(PUBLIC_ROWS.values())))
     described = {"role": "system", "content": "Call <tools>\n{}\n</tools>."}

@@ -1,6 +1,6 @@
-"""The exported template of a family gives the token ids of a run with dialogue.renderer, up to stated differences.
+"""Tests: a family's exported template gives the token ids of a run with dialogue.renderer, with stated differences.
 
-These are reasoning of earlier turns, special tokens in untrusted texts, and blanks at the ends of turns.
+The differences are reasoning of earlier turns, special tokens in untrusted texts, and blanks at the ends of turns.
 """
 
 from pathlib import Path
@@ -14,8 +14,8 @@ from tests.engine.export.exported_chats import render
 from tests.engine.export.family_runs import CONFIGS, FamilyRun, make_family_dialogue, make_family_run
 from tests.engine.export.random_dialogues import Message, make_text
 
-NUM_DIALOGUES = 100  # per configuration
-# Numbers of dialogues with calls and results, of prompts equal to the run's, and of all prompts.
+NUM_DIALOGUES = 100  # number for each configuration
+# Numbers of dialogues with calls and results, of prompts that equal those of the run, and of all prompts.
 COUNTS = {
     "qwen3": (90, 234, 405),
     "qwen3 quick": (88, 100, 410),
@@ -26,8 +26,8 @@ COUNTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_template_of_the_family_renders_the_token_ids_of_the_run(tmp_path: Path, name: str) -> None:
-    """Prompts of each turn and whole dialogues agree, except for the reasoning of earlier turns."""
+def test_the_family_template_renders_the_token_ids_of_the_run(tmp_path: Path, name: str) -> None:
+    """The prompt of each turn and the whole dialogue agree, except for the reasoning of earlier turns."""
     run = make_family_run(tmp_path, name)
     num_called = num_equal = num_prompts = 0
     for seed in range(NUM_DIALOGUES):
@@ -45,8 +45,8 @@ def test_the_template_of_the_family_renders_the_token_ids_of_the_run(tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "llama3", "llama3 later"])
-def test_the_templates_of_these_tests_render_as_the_package(tmp_path: Path, name: str) -> None:
-    """The package's authors compare it with the published templates; it deviates with `enable_thinking = false`."""
+def test_the_templates_of_these_tests_render_like_the_package(tmp_path: Path, name: str) -> None:
+    """The package is tested against the published templates. It deviates with `enable_thinking = false`."""
     run = make_family_run(tmp_path, name)
     dialogue = run.renderer.dialogue
     tools = [{"type": "function", "function": tool._asdict()} for tool in dialogue.tools]
@@ -60,10 +60,8 @@ def test_the_templates_of_these_tests_render_as_the_package(tmp_path: Path, name
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_prompts_of_the_family_differ_from_those_of_the_run_only_after_removed_reasoning(
-    tmp_path: Path, name: str
-) -> None:
-    """With reasoning before the first call, the prompts up to the second question are those of the run."""
+def test_prompts_of_the_family_differ_from_the_run_only_after_removed_reasoning(tmp_path: Path, name: str) -> None:
+    """The prompts equal the run's prompts up to the second question, even with reasoning before the first call."""
     run = make_family_run(tmp_path, name)
     call = {"function": {"name": "jupyter_code", "arguments": {"code": "1 + 1"}}}
     reasoning = {"reasoning_content": "I add."} if run.thinks else {}
@@ -86,8 +84,8 @@ def test_prompts_of_the_family_differ_from_those_of_the_run_only_after_removed_r
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_family_template_encodes_special_tokens_of_untrusted_texts(tmp_path: Path, name: str) -> None:
-    """The template's text is the run's, encoded as a whole; in the run, untrusted texts have no special tokens."""
+def test_a_family_template_encodes_special_tokens_in_untrusted_texts(tmp_path: Path, name: str) -> None:
+    """The prompts of template and run have equal text. Only the template encodes special tokens in untrusted texts."""
     run = make_family_run(tmp_path, name)
     num_hostile = 0
     for seed in range(20):
@@ -112,8 +110,8 @@ def has_special(run: FamilyRun, messages: list[Message]) -> bool:
     return any(special in text for special in run.tokenizer.added_tokens for text in texts)
 
 
-def test_turns_end_with_the_blanks_of_the_template(tmp_path: Path) -> None:
-    """Qwen3's template removes line breaks around the reasoning of the last turns; Llama 3's, blanks around a text."""
+def test_the_template_removes_blanks_at_the_ends_of_turns(tmp_path: Path) -> None:
+    """Qwen3's template strips line breaks around reasoning in the last turns. Llama 3's strips blanks around texts."""
     call: dict[str, Any] = {"function": {"name": "jupyter_code", "arguments": {"code": "1 + 1"}}}
     question, result = {"role": "user", "content": "1 + 1?"}, {"role": "tool", "content": "2"}
     qwen = make_family_run(tmp_path / "qwen", "qwen3")

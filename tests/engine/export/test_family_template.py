@@ -1,4 +1,4 @@
-"""Runs with dialogue.renderer export the template of the model's family, with the texts of the run as its defaults."""
+"""Tests: runs with dialogue.renderer export the template of the model's family, with the run's texts as defaults."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ QUESTION = {"role": "user", "content": "1 + 1?"}
 
 
 def write_source(folder: Path, family: str = "qwen3") -> Path:
-    """Write a folder with the template in tokenizer_config.json, as in Qwen's folders."""
+    """Write a model's folder whose template is in tokenizer_config.json, as in Qwen's folders."""
     kind = FAMILY_KINDS[family]
     write_family_tokenizer(folder, kind)
     (folder / "config.json").write_text(json.dumps({"model_type": kind.model_type}))
@@ -52,30 +52,30 @@ def build_chat(folder: Path, config: DialogueConfig) -> ServedChat:
 
 
 def export(folder: Path, chat: ServedChat) -> Any:
-    """Write the files of the chat; return the tokenizer as transformers loads it."""
+    """Write the chat files, and return the tokenizer as transformers loads it."""
     write_chat_files(folder, chat)
     return AutoTokenizer.from_pretrained(folder)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_prompt_is_that_of_the_run(tmp_path: Path, name: str) -> None:
+def test_the_exported_template_renders_the_prompt_of_the_run(tmp_path: Path, name: str) -> None:
     config = CONFIGS[name]
     source = write_source(tmp_path, config.renderer.replace("-", ""))
     wanted = build_renderer(config, MATH_PYTHON, load_tokenizer(source)).render_prompt(QUESTION["content"])
     chat = build_chat(source, config)
     tokenizer = export(source, chat)
     assert tokenizer.apply_chat_template([QUESTION], add_generation_prompt=True, return_dict=False) == wanted
-    assert build_chat(source, config).template == chat.template  # the export of the export
+    assert build_chat(source, config).template == chat.template  # a second export changes nothing
     thinking = tokenizer.apply_chat_template(
         [QUESTION], tokenize=False, add_generation_prompt=True, enable_thinking=True
     )
     assert "<think>" not in thinking
     calls, reasoning = PARSERS[config.renderer]
-    reasoning = "" if name == "quick" else reasoning  # SGLang's parser would treat a whole answer as reasoning
+    reasoning = "" if name == "quick" else reasoning  # SGLang's parser would treat the whole answer as reasoning
     assert (chat.facts.tool_call_parser, chat.facts.reasoning_parser) == (calls if config.tools else "", reasoning)
 
 
-def test_texts_of_a_request_replace_those_of_the_run(tmp_path: Path) -> None:
+def test_texts_of_a_request_replace_the_texts_of_the_run(tmp_path: Path) -> None:
     source = write_source(tmp_path)
     tokenizer = export(source, build_chat(source, CONFIGS["default"]))
     tool = {"type": "function", "function": {"name": "look_up"}}
@@ -100,7 +100,7 @@ def test_a_question_of_several_parts_gets_the_instruction(tmp_path: Path) -> Non
 
 
 def test_an_instruct_model_of_a_thinking_family_needs_no_reasoning_parser(tmp_path: Path) -> None:
-    """The template of Qwen3-4B-Instruct-2507 opens no <think>."""
+    """The template of Qwen3-4B-Instruct-2507 contains no <think>."""
     template = QWEN3_TEMPLATE.replace("<think>", "").replace("</think>", "")
     source = replace_template(write_source(tmp_path), template)
     assert build_chat(source, CONFIGS["default"]).facts.reasoning_parser == ""
@@ -113,7 +113,7 @@ def test_a_model_without_a_template_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("renderer", ["qwen3", "prime-qwen3", "qwen3.5", "qwen3.6", "qwen3-vl"])
 def test_no_renderer_of_qwen_fits_the_tokenizer_of_qwen25(tmp_path: Path, renderer: str) -> None:
-    """Qwen2.5 has no tokens for reasoning and results: a run has the roles and tags of ChatML."""
+    """Qwen2.5 has no tokens for reasoning and results, so a run uses the roles and tags of ChatML."""
     config = DialogueConfig(tools=("jupyter_code",), renderer=renderer)
     with pytest.raises(UnusableInput, match=rf"{renderer} does not fit .*'<(think|tool_response)>' not found"):
         build_chat(write_source(tmp_path, "qwen2.5"), config)

@@ -13,10 +13,10 @@ from asterism.engine.export import hf_export
 from asterism.engine.export.hf_export import WeightShard, plan_shards, write_index, write_shard
 from asterism.engine.model.weight_files import list_weight_files, read_weight_shapes
 
-SHAPES = {"a": (10, 4), "b": (3,), "c": (50, 4), "d": (7, 2), "e": (1,)}  # 40, 3, 200, 14 and 1 elements
+SHAPES = {"a": (10, 4), "b": (3,), "c": (50, 4), "d": (7, 2), "e": (1,)}  # numbers of elements: 40, 3, 200, 14, 1
 
 
-def test_consecutive_tensors_share_a_shard_and_a_large_tensor_has_a_separate_shard() -> None:
+def test_consecutive_tensors_share_a_shard_unless_one_is_too_large() -> None:
     shards = plan_shards(SHAPES, torch.bfloat16, max_bytes=100)
     assert [shard.names for shard in shards] == [("a", "b"), ("c",), ("d", "e")]
     assert [shard.file_name for shard in shards][1:] == [
@@ -27,10 +27,10 @@ def test_consecutive_tensors_share_a_shard_and_a_large_tensor_has_a_separate_sha
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_shards_have_the_tensors_in_the_dtype_of_the_export(
+def test_shards_contain_the_tensors_in_the_dtype_of_the_export(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
-    """A bucket has at most 200 bytes, or a single larger tensor; blocks of 16 elements are converted at once."""
+    """A bucket has at most 200 bytes, or a single larger tensor. Each conversion handles a block of 16 elements."""
     monkeypatch.setattr(hf_export, "BUCKET_BYTES", 200)
     monkeypatch.setattr(hf_export, "_BLOCK_ELEMENTS", 16)
     generator = torch.Generator().manual_seed(0)

@@ -1,6 +1,6 @@
-"""A cold-start row and the request with its messages have the same token ids, for each layout and each kind of prompt.
+"""Tests, for each layout and kind of prompt: a cold-start row and the request with its messages have equal token ids.
 
-The messages of the requests are in the layout of OpenAI, written by hand: the rows of public sets share only the tools with them.
+The messages of the requests are in the layout of OpenAI, written by hand. They share only the tools with the public rows.
 """
 
 import json
@@ -16,7 +16,7 @@ from tests.engine.data.public_layouts import PUBLIC_ROWS, SEVERAL_CALLS_ROWS, TO
 from tests.engine.export.exported_chats import DIALOGUES, assert_same_ids, export_chat, render, tokenize_rows
 from tests.engine.export.family_folders import FAMILY_KINDS
 
-FORMATS = ("default", "think", "plain")  # the answers of public rows do not start with the prefill of "no system"
+FORMATS = ("default", "think", "plain")  # public answers do not start with the prefill of "no system"
 BARE = DialogueConfig(tools=(), system="Be brief.", instruction="Solve it: ")
 WEATHER_CALL = {
     "id": "call_a",
@@ -60,7 +60,7 @@ def test_public_rows_have_the_ids_of_the_request_with_their_messages(tmp_path: P
 
 
 def list_prompts(system: str, schemas: list[Any]) -> dict[str, dict[str, Any]]:
-    """List rows with each combination of system text and tools in docs/data.md. `system`, `schemas`: the run's."""
+    """List rows with each combination of system text and tools in docs/data.md. The arguments are those of the run."""
     call = {"name": "jupyter_code", "arguments": {"code": "print(6 * 7)"}}
     called = [START[1], {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "42"}, ANSWER]
     trained = {"role": "system", "content": system}
@@ -82,7 +82,7 @@ def list_prompts(system: str, schemas: list[Any]) -> dict[str, dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("config", FORMATS)
 @pytest.mark.parametrize("family", FAMILY_KINDS)
-def test_each_kind_of_prompt_is_that_of_the_request(tmp_path: Path, family: str, config: str) -> None:
+def test_each_kind_of_prompt_has_the_ids_of_the_request(tmp_path: Path, family: str, config: str) -> None:
     kind, options = FAMILY_KINDS[family], DIALOGUES[config]
     exported = export_chat(tmp_path / "exported", kind, options)
     dialogue = build_dialogue_format(options, MATH_PYTHON)
@@ -104,7 +104,7 @@ def test_tools_of_a_row_follow_the_system_text_of_a_run_without_tools(tmp_path: 
 
 
 def test_a_row_with_a_system_text_and_calls_has_the_ids_of_the_whole_request(tmp_path: Path) -> None:
-    """A prompt before the first call has no tools without `tools` in the request."""
+    """Unless a request has `tools`, its prompt before the first call has no tools."""
     kind, options = FAMILY_KINDS["qwen3"], DIALOGUES["default"]
     exported = export_chat(tmp_path / "exported", kind, options)
     messages = [START[0], *list_prompts("", [])["tools of the run"]["messages"]]
@@ -112,7 +112,7 @@ def test_a_row_with_a_system_text_and_calls_has_the_ids_of_the_whole_request(tmp
     assert render(exported, messages) == learned.token_ids
 
 
-def test_arguments_in_json_text_are_rendered_as_they_are(tmp_path: Path) -> None:
+def test_arguments_in_json_text_are_rendered_unchanged(tmp_path: Path) -> None:
     exported = export_chat(tmp_path, FAMILY_KINDS["qwen3"], DIALOGUES["default"])
     call = {"name": "get_weather", "arguments": '{"city":"Z\\u00fcrich"}'}
     token_ids = render(exported, [*START, {"role": "assistant", "tool_calls": [{"function": call}]}], TOOLS)

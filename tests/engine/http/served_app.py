@@ -9,7 +9,7 @@ from aiohttp import web
 
 @asynccontextmanager
 async def serving_app(app: web.Application, port: int = 0, shutdown_timeout_s: float = 0.0) -> AsyncIterator[str]:
-    """Yield the base URL. `port`: 0 for a free one."""
+    """Yield the base URL. Port 0 selects a free port."""
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=shutdown_timeout_s)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
@@ -17,7 +17,7 @@ async def serving_app(app: web.Application, port: int = 0, shutdown_timeout_s: f
         host, port = runner.addresses[0][:2]
         yield f"http://{host}:{port}"
     finally:
-        # Accept the last connections: a server that closes meanwhile would leave their sockets open.
+        # Accept pending connections first: the server would leave their sockets open when it closes.
         for _ in range(3):
             await asyncio.sleep(0)
         await runner.cleanup()

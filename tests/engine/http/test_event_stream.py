@@ -1,4 +1,4 @@
-"""Server-sent events: the specification's rules, any division into pieces, and the limit of an event's size."""
+"""Tests of server-sent events: the rules of the specification, splits at any position, and the limit of an event."""
 
 import re
 from itertools import pairwise
@@ -28,8 +28,8 @@ def read_data(*pieces: bytes) -> list[bytes]:
         (b"data: a\n\r\ndata: b\r\n\n", [b"a", b"b"]),
         (b"\n\n\r\r\n\ndata: a\n\n\n\n", [b"a"]),
         (b"\xef\xbb\xbfdata: a\n\n", [b"a"]),
-        (b"\xef\xbb\xbf\xef\xbb\xbfdata: a\n\ndata: b\n\n", [b"b"]),  # one mark alone is removed
-        (b"data: a\n\n\xef\xbb\xbfdata: b\n\n", [b"a"]),  # and at the start alone
+        (b"\xef\xbb\xbf\xef\xbb\xbfdata: a\n\ndata: b\n\n", [b"b"]),  # only one byte order mark is removed
+        (b"data: a\n\n\xef\xbb\xbfdata: b\n\n", [b"a"]),  # a byte order mark is removed only at the start
         (b": comment\ndata: a\n\n", [b"a"]),
         (b":\ndata: a\n:\n\n", [b"a"]),
         (b"data: a\n: comment\ndata: b\n\n", [b"a\nb"]),
@@ -41,18 +41,18 @@ def read_data(*pieces: bytes) -> list[bytes]:
         *((b"unknown\nother: x\ndata: a\n\n", [b"a"]), (b"data: a\n", []), (b"data: a", [])),
         (b"data: a\n\ndata: b\n", [b"a"]),
         (b"data: \x0b\x0c\x1c\x1d\x1e\xc2\x85\xe2\x80\xa8\n\n", [b"\x0b\x0c\x1c\x1d\x1e\xc2\x85\xe2\x80\xa8"]),
-        (b"data: \xff\xfe\n\n", [b"\xff\xfe"]),  # not decoded
+        (b"data: \xff\xfe\n\n", [b"\xff\xfe"]),  # data is not decoded
         (b"", []),
     ],
 )
-def test_a_stream_is_read_by_the_specification_in_any_pieces(stream: bytes, data: list[bytes]) -> None:
+def test_a_stream_is_read_by_the_specification_for_any_split(stream: bytes, data: list[bytes]) -> None:
     assert read_data(stream) == data
     assert read_data(*(stream[place : place + 1] for place in range(len(stream)))) == data
     for place in range(len(stream)):
         assert read_data(stream[:place], b"", stream[place:]) == data
 
 
-def test_the_kind_belongs_to_its_event_alone() -> None:
+def test_a_kind_applies_only_to_its_own_event() -> None:
     assert read(b"event: error\nevent: last\ndata: a\n\ndata: b\n\nevent: x\n\ndata: c\n\n") == [
         (b"last", b"a"),
         (b"", b"b"),
@@ -61,7 +61,7 @@ def test_the_kind_belongs_to_its_event_alone() -> None:
 
 
 def read_by_definition(stream: bytes) -> list[bytes]:
-    """Read a complete stream by the rules of the specification, one after the other."""
+    """Read a complete stream by applying the rules of the specification one after the other."""
     text = stream.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     *lines, _ = text.split(b"\n")
     buffer, found = b"", list[bytes]()
@@ -84,7 +84,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES, max_size=40).map(b"".join), st.lists(st.integers(0, 200), max_size=8))
-def test_any_stream_in_any_pieces_agrees_with_the_definition(stream: bytes, cuts: list[int]) -> None:
+def test_any_stream_gives_the_events_of_the_definition_for_any_split(stream: bytes, cuts: list[int]) -> None:
     bounds = sorted({0, len(stream), *(min(cut, len(stream)) for cut in cuts)})
     assert read_data(*(stream[begin:end] for begin, end in pairwise(bounds))) == read_by_definition(stream)
 
@@ -107,7 +107,7 @@ def test_an_event_without_an_end_is_refused_at_the_limit(pieces: list[bytes]) ->
             list(reader.add(piece))
 
 
-def test_the_limit_applies_to_one_event_without_comments_between_events() -> None:
+def test_comments_between_events_do_not_count_toward_the_limit() -> None:
     stream = (b"data: " + b"x" * 40 + b"\n" + b": " + b"y" * 30 + b"\n\n") * 50
     assert read_data(*(stream[place : place + 7] for place in range(0, len(stream), 7))) == [b"x" * 40] * 50
     assert len(read(stream, max_bytes=100)) == 50

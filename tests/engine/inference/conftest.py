@@ -1,4 +1,4 @@
-"""Fixtures: a model, and one torch thread, because with several threads the bits of a row depend on the batch."""
+"""Fixtures: a model, and one torch thread. With several threads, the bits of a row depend on the batch."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Small engine cores, and references for their tokens: a batch of one, and the training forward."""
+"""Small engine cores and references for their tokens: a batch with one request, and the training forward."""
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -42,7 +42,7 @@ def new_core(
 
 @asynccontextmanager
 async def running(engine: EmbeddedEngine) -> AsyncIterator[EmbeddedEngine]:
-    """Start the engine, and close it at the end, also after a failed start."""
+    """Start the engine, and close it at the end, even if the start fails."""
     try:
         await engine.start()
         yield engine
@@ -51,7 +51,7 @@ async def running(engine: EmbeddedEngine) -> AsyncIterator[EmbeddedEngine]:
 
 
 def step(core: EngineCore, steps: int = 1) -> dict[int, Generation]:
-    """Run steps; return the requests that end, each of which must have a generation."""
+    """Run steps, and return the generations of the requests that end, by sequence."""
     found: dict[int, Generation] = {}
     for _ in range(steps):
         for sequence_id, outcome in core.step():
@@ -61,7 +61,7 @@ def step(core: EngineCore, steps: int = 1) -> dict[int, Generation]:
 
 
 def generate(core: EngineCore, *requests: GenerationRequest) -> dict[int, Generation]:
-    """Submit these requests and step until all requests have finished, in the order in which they finish."""
+    """Submit these requests and step until all have finished. Return the generations in the order of completion."""
     submit(core, requests)
     found: dict[int, Generation] = {}
     while core.has_work:
@@ -75,7 +75,7 @@ def submit(core: EngineCore, requests: Iterable[GenerationRequest]) -> None:
 
 
 def fail_with_infinite_weights(core: EngineCore, name: str, whole: CausalLM) -> None:
-    """Check that a request fails while this parameter of the engine is infinite; then load the weights of `whole`."""
+    """Check that a request fails while this parameter is infinite; then load the weights of `whole`."""
     weights = whole.state_dict()
     core.install_weights(1, weights | {name: torch.full_like(weights[name], float("inf"))})
     core.submit(GenerationRequest(1, random_ids(8, 1), 3))
@@ -91,19 +91,19 @@ def alone(model: CausalLM, request: GenerationRequest) -> Generation:
 
 
 def assert_same(found: Generation, wanted: Generation) -> None:
-    """Check that two generations have equal bits."""
+    """Check that two generations are equal in every bit."""
     assert found.token_ids.tolist() == wanted.token_ids.tolist()
     assert found.logprobs.tolist() == wanted.logprobs.tolist()
 
 
 def assert_as_alone(model: CausalLM, found: dict[int, Generation], *requests: GenerationRequest) -> None:
-    """Check that the generations have the bits of these requests in batches of one."""
+    """Check that each generation has the same bits as its request in a batch of one."""
     for request in requests:
         assert_same(found[request.sequence_id], alone(model, request))
 
 
 def assert_greedy(model: CausalLM, ids: NDArray[np.int32], found: Generation) -> None:
-    """Check that every token is the most likely token after its prefix, by a training forward of the whole sequence."""
+    """Check by a training forward of the whole sequence that each token is the most likely one after its prefix."""
     tokens = torch.tensor(np.concatenate((ids, found.token_ids)), dtype=torch.int64)
     logits = model.compute_logits(model(tokens[None])[0, len(ids) - 1 : -1])
     assert found.token_ids.tolist() == logits.argmax(-1).tolist()

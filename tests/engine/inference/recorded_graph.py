@@ -1,6 +1,6 @@
-"""Imitates a CUDA graph on a CPU: records the operations of one call and repeats them on the same memory.
+"""An imitation of CUDA graphs on a CPU: it records the operations of one call and repeats them on the same memory.
 
-Python code is not repeated, so the recording misses the same changes as a graph: Python numbers and replaced tensors.
+It does not repeat Python code. So it ignores changed Python numbers and replaced tensors, as a CUDA graph does.
 It refuses operations that depend on the values of tensors, as a CUDA graph does.
 """
 
@@ -65,7 +65,7 @@ class _Recording(TorchDispatchMode):
         return out
 
     def repeat(self) -> None:
-        """Repeat the operations, then overwrite intermediate results, as in the memory of a graph's pool."""
+        """Repeat the operations. Then overwrite intermediate results, because a graph's pool does not preserve them."""
         for func, args, kwargs, made in self._calls:
             again = tensors(func(*args, **kwargs))
             for place, part in made:

@@ -1,4 +1,4 @@
-"""Tests: each change of the batch has one copy to the device, for any number of sequences."""
+"""Tests: each change of the batch takes one copy to the device, for any number of sequences."""
 
 from collections import Counter
 from typing import Any
@@ -32,7 +32,7 @@ def test_packed_arrays_keep_their_values_dtypes_and_shapes() -> None:
 
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """A counter of copies to the device."""
+    """Count copies to the device."""
     counts: Counter[str] = Counter()
 
     def upload(arrays: Any, device: torch.device) -> list[torch.Tensor]:
@@ -56,7 +56,7 @@ def test_the_number_of_copies_per_step_does_not_depend_on_the_number_of_sequence
         copies.clear()
         core.step()
         found.append(copies["upload"])
-    # rows of joining sequences, the batch, and the prompts; then a page for the tokens from position PAGE on
+    # first step: joining rows, batch, prompts; third step: a page for the tokens from position PAGE on
     assert found == [3, 0, 1, 0]
 
 

@@ -1,4 +1,4 @@
-"""Tests of decode steps as graphs; recorded_graph.py replaces CUDA's graphs, the remaining code is unchanged."""
+"""Tests of decode steps in graphs. recorded_graph.py replaces only the CUDA graphs."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def requests(count: int, new_tokens: int = 12) -> list[GenerationRequest]:
 
 
 @pytest.mark.slow
-def test_graphs_give_joining_leaving_and_growing_sequences_the_bits_of_a_batch_of_one(model: CausalLM) -> None:
+def test_graphs_keep_the_bits_of_joining_leaving_and_growing_sequences(model: CausalLM) -> None:
     capture = Recorded()
     core = new_core(model, prefill_tokens=20, capture=capture)
     found: dict[int, Generation] = {}
@@ -45,12 +45,12 @@ def test_graphs_give_joining_leaving_and_growing_sequences_the_bits_of_a_batch_o
 
 
 @pytest.mark.slow
-def test_a_graph_serves_every_batch_of_its_size_bucket(model: CausalLM) -> None:
+def test_one_graph_serves_all_batches_of_its_size_bucket(model: CausalLM) -> None:
     capture = Recorded()
     core = new_core(model, capture=capture)
     asked = [GenerationRequest(n, random_ids(3, n), count, seed=n) for n, count in enumerate((5, 7, 9, 28))]
     found = generate(core, *asked)
-    assert (capture.graphs, capture.replays) == (1, 28 - 1)  # the step of the prompt generates the first token
+    assert (capture.graphs, capture.replays) == (1, 28 - 1)  # the prefill step generates the first token
     assert_as_alone(model, found, *asked)
 
 

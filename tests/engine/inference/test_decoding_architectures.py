@@ -1,4 +1,4 @@
-"""Tests of each architecture in the embedded engine: batches, chunks of prompts, new weights, graphs, strict mode."""
+"""Tests of each architecture in the embedded engine: batches, prompt chunks, new weights, graphs, strict mode."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -41,7 +41,7 @@ def generate_all(model: CausalLM, *, prefill_tokens: int, rows: int) -> dict[int
 
 
 def assert_logprobs(model: CausalLM, found: dict[int, Generation]) -> None:
-    """Check that the generated tokens have the logprobs of the training forward."""
+    """Check that the logprobs of generated tokens equal those of the training forward."""
     for request in REQUESTS:
         generation = found[request.sequence_id]
         wanted = training_logprobs(model, request.token_ids, generation.token_ids, 1.0)
@@ -73,7 +73,7 @@ def test_a_model_with_any_rope_scaling_is_decoded(scaling: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", DENSE)
-def test_a_dense_model_gives_a_token_the_same_bits_alone_and_in_a_batch(model_type: str) -> None:
+def test_a_dense_model_gives_a_token_the_same_bits_in_any_batch(model_type: str) -> None:
     model = small_model(config=small_architecture(model_type))
     assert_as_alone(model, generate(new_core(model, prefill_tokens=11), *REQUESTS), *REQUESTS)
 
@@ -87,7 +87,7 @@ def test_installed_weights_replace_all_weights(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
-def test_fused_weights_are_views_by_checkpoint_name(model_type: str) -> None:
+def test_fused_weights_are_accessible_by_checkpoint_name(model_type: str) -> None:
     model = small_model(config=small_architecture(model_type))
     weights = FusedWeights(model, torch.device("cpu"))
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.parameters.items()}
@@ -114,7 +114,7 @@ def save_architecture(folder: Path, model_type: str) -> tuple[Path, DecoderConfi
 
 
 @pytest.mark.real_clock
-async def test_a_strict_engine_refuses_experts_and_names_file_and_remedy(tmp_path: Path) -> None:
+async def test_the_error_of_a_strict_engine_for_experts_names_file_and_remedy(tmp_path: Path) -> None:
     folder, _ = save_architecture(tmp_path, "qwen3_moe")
     message = r'config\.json has model_type qwen3_moe: .*set determinism to "fast"'
     with pytest.raises(NotBatchInvariant, match=message):

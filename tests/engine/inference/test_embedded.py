@@ -1,4 +1,4 @@
-"""Tests of the embedded engine's event loop and thread. tests/engine/contract has the tests for all engines."""
+"""Tests of the embedded engine's event loop and thread. The tests for all engines are in tests/engine/contract."""
 
 import asyncio
 import threading
@@ -29,7 +29,7 @@ CONFIG = small_config(vocab_size=280)
 
 @asynccontextmanager
 async def running_engine(model_folder: Path, *, rows: int = 4) -> AsyncIterator[EmbeddedEngine]:
-    """Start an engine, close it, and check that its thread ends."""
+    """Start an engine, close it at the end, and check that its thread ends."""
     before = set(threading.enumerate())
     engine = EmbeddedEngine(model_folder, Capacity(rows * LONGEST + 5, PAGE, LONGEST), max_running=rows)
     assert await engine.start() == Capacity(rows * LONGEST, PAGE, LONGEST)
@@ -39,7 +39,7 @@ async def running_engine(model_folder: Path, *, rows: int = 4) -> AsyncIterator[
         await engine.close()
         await engine.close()
     left = [thread.name for thread in set(threading.enumerate()) - before]
-    assert [name for name in left if not name.startswith("asyncio_")] == []  # threads of the event loop stay
+    assert [name for name in left if not name.startswith("asyncio_")] == []  # threads of the event loop can stay
 
 
 def request(number: int, new_tokens: int = 12) -> GenerationRequest:
@@ -116,7 +116,7 @@ def see(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
 
 
-def test_engines_share_gpus_only_if_there_are_fewer_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_share_gpus_only_if_there_are_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
     see(monkeypatch, 2)
     assert [str(select_device("cuda", number)) for number in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
     assert str(select_device("cpu", 1)) == "cpu"
@@ -124,13 +124,13 @@ def test_engines_share_gpus_only_if_there_are_fewer_gpus(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("num_gpus", [1, 2, 8])
 def test_the_first_engine_and_the_only_rank_use_the_same_gpu(monkeypatch: pytest.MonkeyPatch, num_gpus: int) -> None:
-    """The learner keeps weights on its GPU only for an engine there."""
+    """The learner keeps weights on its GPU only if an engine uses the same GPU."""
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     see(monkeypatch, num_gpus)
     assert select_device("cuda", 0) == distributed._find_device("cuda")  # pyright: ignore[reportPrivateUsage]
 
 
-def test_a_missing_gpu_is_reported_with_the_configuration_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_gpu_names_the_configuration_key(monkeypatch: pytest.MonkeyPatch) -> None:
     see(monkeypatch, 0)
     with pytest.raises(DeviceMissing, match=r"engine\.device is cuda, but torch .* finds no GPU"):
         select_device("cuda", 0)

@@ -1,4 +1,4 @@
-"""Tests of the embedded engine's core: generated tokens do not depend on batching, caching and preemption."""
+"""Tests of the embedded engine's core: generated tokens do not depend on batching, caching or preemption."""
 
 from itertools import islice
 
@@ -26,7 +26,7 @@ LONGEST = 48
 
 
 def core_with_rows(model: CausalLM, rows: int = 4, prefill_tokens: int = 512) -> EngineCore:
-    """Build a core with pages and rows for `rows` sequences of the longest size."""
+    """Build a core that has pages and rows for `rows` sequences of the largest length."""
     capacity = Capacity(kv_tokens=rows * LONGEST, page_tokens=PAGE, sequence_tokens=LONGEST)
     matmul = get_batch_invariant_matmul(model.config)
     return EngineCore(model, capacity, prefill_tokens=prefill_tokens, max_running=rows, matmul=matmul)
@@ -39,7 +39,7 @@ def test_greedy_decoding_equals_the_training_forward_while_sequences_join_and_le
         GenerationRequest(number, random_ids(3 + 5 * number, number), 4 + 3 * number, GREEDY) for number in range(6)
     ]
     found: dict[int, Generation] = {}
-    coming = iter(requests)  # one request per step; three have room
+    coming = iter(requests)  # one request arrives per step; three fit
     while len(found) < len(requests):
         submit(core, islice(coming, 1))
         ended = step(core)
@@ -64,7 +64,7 @@ def test_a_seed_gives_the_same_tokens_in_any_batch(model: CausalLM) -> None:
 
 
 @pytest.mark.parametrize("changed", [0, 3, 9])
-def test_a_cached_prefix_is_used_up_to_its_first_different_id(model: CausalLM, changed: int) -> None:
+def test_a_cached_prefix_is_used_up_to_its_first_different_token(model: CausalLM, changed: int) -> None:
     core = core_with_rows(model)
     prompt = random_ids(6, 0)
     first = generate(core, GenerationRequest(1, prompt, 5, seed=1))[1]
@@ -74,14 +74,14 @@ def test_a_cached_prefix_is_used_up_to_its_first_different_id(model: CausalLM, c
     assert_as_alone(model, generate(core, again), again)
 
 
-def test_a_second_turn_may_be_shorter(model: CausalLM) -> None:
+def test_a_second_turn_can_be_shorter(model: CausalLM) -> None:
     core = core_with_rows(model)
     generate(core, GenerationRequest(1, random_ids(12, 0), 5, seed=1))
     again = GenerationRequest(1, random_ids(12, 0)[:4], 8, seed=1)
     assert_as_alone(model, generate(core, again), again)
 
 
-def test_a_sequence_may_grow_to_the_largest_length(model: CausalLM) -> None:
+def test_a_sequence_can_grow_to_the_largest_length(model: CausalLM) -> None:
     found = alone(model, GenerationRequest(1, random_ids(8, 0), LONGEST - 8, GREEDY))
     assert_greedy(model, random_ids(8, 0), found)
     assert len(found.token_ids) == LONGEST - 8
@@ -108,7 +108,7 @@ def test_used_tokens_count_whole_pages_of_running_and_idle_sequences(model: Caus
     assert core.capacity == Capacity(4 * LONGEST, PAGE, LONGEST)
     for number in (1, 2):
         core.submit(GenerationRequest(number, random_ids(4, number), 6 * number))
-    generate(core)  # 9 and 15 tokens are cached: the last token of a sequence is never read
+    generate(core)  # 9 and 15 tokens are cached; the last token of a sequence has no entry in the cache
     assert (core.get_load().used_tokens, core.get_load().cached_tokens) == (4 * PAGE, 4 * PAGE)
     core.release_cache(1)
     core.release_cache(1)
@@ -127,7 +127,7 @@ def test_releasing_a_running_sequence_aborts_it_and_frees_its_row(model: CausalL
     assert core.get_load().used_tokens == 0
 
 
-def test_a_second_request_of_a_running_sequence_is_refused(model: CausalLM) -> None:
+def test_a_second_request_for_a_running_sequence_is_refused(model: CausalLM) -> None:
     core = core_with_rows(model, rows=1)
     core.submit(GenerationRequest(1, random_ids(4, 1), 20))
     with pytest.raises(RequestRefused, match="sequence 1 is being generated already"):
@@ -148,7 +148,7 @@ def test_logits_that_are_not_finite_fail_only_their_request(matrix: str, count: 
 
 
 @pytest.mark.parametrize("config", [small_config(tie_word_embeddings=False), small_config(num_kv_heads=4)])
-def test_other_model_shapes_decode_as_the_training_forward(config: DecoderConfig) -> None:
+def test_models_of_other_shapes_decode_like_the_training_forward(config: DecoderConfig) -> None:
     other = small_model(config=config)
     found = alone(other, GenerationRequest(1, random_ids(8, 0), 12, GREEDY))
     assert_greedy(other, random_ids(8, 0), found)

@@ -1,4 +1,4 @@
-"""Tests of the engine's thread with overlapped steps: commands report the tokens of the step that they finish."""
+"""Tests of the engine's thread with overlapped steps: a command that finishes a step reports the step's tokens."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,7 +20,7 @@ TOKENS = alone(MODEL, REQUEST).token_ids.tolist()
 
 
 class PausedThread:
-    """An engine's thread that only steps on command. `delivered`: lists of tokens of REQUEST, or of results."""
+    """An engine's thread that steps only on command. `delivered`: lists of REQUEST's tokens or of results."""
 
     def __init__(self) -> None:
         self.delivered: list[list[object]] = []
@@ -32,7 +32,7 @@ class PausedThread:
         self.delivered.append([each.token_ids.tolist() if isinstance(each, NewTokens) else each for each in found])
 
     def run(self, *commands: Callable[[EngineThread, asyncio.Future[Any]], object]) -> None:
-        """Pause, launch three steps of REQUEST, and post these commands, each with a future."""
+        """Pause the thread, launch three steps of REQUEST, and post these commands, each with a future."""
         make_future, thread = asyncio.get_running_loop().create_future, self._thread
         thread.post(partial(thread.set_paused, True, make_future()))
         thread.post(partial(thread.submit, REQUEST, make_future(), lambda _: None))
@@ -50,13 +50,13 @@ def call(command: Callable[..., object], *arguments: object) -> None:
 
 
 @pytest.mark.parametrize("paused", [True, False])
-async def test_a_pause_reports_the_tokens_of_the_step_that_it_finishes(paused: bool) -> None:
+async def test_a_pause_reports_the_tokens_of_the_finished_step(paused: bool) -> None:
     thread = PausedThread()
     thread.run(lambda thread, future: thread.set_paused(paused, future))
     assert thread.delivered == [[None, TOKENS[:3], None]]
 
 
-async def test_a_load_of_weights_delivers_the_tokens_before_it_overwrites_weights() -> None:
+async def test_tokens_are_delivered_before_new_weights_are_loaded() -> None:
     thread = PausedThread()
     before: list[list[object]] = []
 

@@ -1,4 +1,4 @@
-"""Tests of overlapped steps, launched before the previous step's tokens are known: generations stay the same."""
+"""Tests of overlapped steps, which start before the previous step's tokens are known and change no generation."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -49,8 +49,8 @@ def assert_equal(found: Generation, wanted: Generation) -> None:
 
 class Command(NamedTuple):
     before_step: int
-    kind: str  # submit, abort, release or weights
-    number: int  # number of the sequence
+    kind: str  # "submit", "abort", "release" or "weights"
+    number: int  # id of the sequence
 
 
 class Life(NamedTuple):
@@ -60,7 +60,7 @@ class Life(NamedTuple):
 
 
 def run_script(core: EngineCore, commands: list[Command], requests: dict[int, GenerationRequest]) -> Life:
-    """Run steps until all commands are given and no work is left. Every request has a listener."""
+    """Run steps until all commands are executed and no work is left. Every request has a listener."""
     outcomes: dict[int, Generation] = {}
     streams: dict[int, list[int]] = {}
     number = 0
@@ -118,7 +118,7 @@ def assert_equal_lives(commands: list[Command], requests: dict[int, GenerationRe
 
 
 def draw_script(draws: np.random.Generator) -> tuple[list[Command], dict[int, GenerationRequest]]:
-    """Draw requests, aborts, releases and new weights at random steps; all sequences have room at once."""
+    """Draw requests, aborts, releases and new weights at random steps. All sequences fit at the same time."""
     requests = {
         number: request(
             number, int(draws.integers(1, 30)), STOPS[: int(draws.integers(0, 7))], int(draws.integers(1, 40))
@@ -133,7 +133,7 @@ def draw_script(draws: np.random.Generator) -> tuple[list[Command], dict[int, Ge
     return commands, requests
 
 
-def test_a_script_of_all_commands_gives_equal_generations_and_counters() -> None:
+def test_a_script_with_all_commands_gives_equal_generations_and_counters() -> None:
     assert_equal_lives(*draw_script(np.random.default_rng(1)), pages=128)
 
 
@@ -148,7 +148,7 @@ def test_random_scripts_give_equal_generations_and_counters(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_row_of_an_ended_sequence_serves_the_next_sequence() -> None:
+def test_the_row_of_an_ended_sequence_is_reused() -> None:
     core = new_core(MODEL, max_running=2, overlaps_steps=True)
     requests = [request(number) for number in range(7)]
     found = generate(core, *requests)
@@ -221,17 +221,17 @@ def test_a_wait_between_steps_counts_as_busy_time(command: str, monkeypatch: pyt
     submit(core, [request(1, stops=()), request(2, stops=())])
     core.step()
     core.step()
-    assert slow.waited_s == core.get_load().busy_s == 1  # the second step's tokens are unknown
+    assert slow.waited_s == core.get_load().busy_s == 1  # the tokens of the second step are not known yet
     FINISHING[command](core)
     assert slow.waited_s == core.get_load().busy_s == 2
-    FINISHING[command](core)  # without a launched step
+    FINISHING[command](core)  # no step is launched now
     assert slow.waited_s == core.get_load().busy_s == 2
 
 
 def test_waits_within_steps_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     slow, core = SlowSteps(monkeypatch), new_core(MODEL, pages=12, overlaps_steps=True)
     generate(core, *(request(number, 6 * PAGE, (), 3 * PAGE) for number in range(2)))
-    assert core.get_load().preempted == 1  # the preemption waits while pages are allocated
+    assert core.get_load().preempted == 1  # preemption causes a wait while pages are allocated
     assert slow.waited_s == core.get_load().busy_s
 
 
@@ -243,14 +243,14 @@ def test_an_abort_also_returns_the_launched_token() -> None:
     core.submit(request(1, stops=()))
     for _ in range(3):
         core.step()
-    assert len(core.read_generated(1, 0)) == 2  # the third token is unknown
+    assert len(core.read_generated(1, 0)) == 2  # the third token is not known yet
     [(_, found)] = core.abort(1)
     assert isinstance(found, Generation)
     assert found.token_ids.tolist() == alone(MODEL, request(1, stops=())).token_ids.tolist()[:3]
     assert not core.has_work
 
 
-def test_an_abort_returns_the_requests_that_end_with_the_launched_token() -> None:
+def test_an_abort_also_returns_requests_that_the_launched_token_ends() -> None:
     core = new_core(MODEL, overlaps_steps=True)
     core.submit(request(1, 2, ()))
     core.submit(request(2, 20, ()))

@@ -1,4 +1,4 @@
-"""Tests of the paged cache: shared prefixes, chunks, eviction and preemption change counters, never tokens."""
+"""Tests of the paged cache: shared prefixes, chunks, eviction and preemption change counters but no tokens."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.engine.tiny_models import random_ids, small_config, small_model
 # ---------------------------------------------------------------- shared prefixes
 
 
-def test_a_groups_prompt_is_prefilled_once_and_its_full_pages_are_shared(model: CausalLM) -> None:
+def test_the_prompt_of_a_group_is_prefilled_once_and_its_full_pages_are_shared(model: CausalLM) -> None:
     core = new_core(model)
     prompt = random_ids(3 * PAGE + 2, 1)
     requests = [GenerationRequest(number, prompt, 5, seed=number) for number in range(4)]
@@ -21,7 +21,7 @@ def test_a_groups_prompt_is_prefilled_once_and_its_full_pages_are_shared(model: 
     assert core.get_load().running == 4
     assert (
         core.get_load().prefilled_tokens == len(prompt) + 3 * 2
-    )  # siblings prefill the tokens after the last full page
+    )  # each sibling prefills only the tokens after the last full page
     assert core.get_load().used_tokens == (3 + 4) * PAGE
     found = generate(core)
     assert_as_alone(model, found, *requests)
@@ -39,7 +39,7 @@ def test_the_last_token_of_a_fully_cached_prompt_is_computed(model: CausalLM) ->
 def test_shared_pages_stay_until_their_last_sequence_is_released(model: CausalLM) -> None:
     core = new_core(model)
     generate(core, *(GenerationRequest(number, random_ids(2 * PAGE + 1, 1), 1, seed=number) for number in (1, 2)))
-    assert core.get_load().used_tokens == (2 + 2) * PAGE  # each sequence has a separate page after the shared pages
+    assert core.get_load().used_tokens == (2 + 2) * PAGE  # each sequence has one page of its own after the shared pages
     core.release_cache(1)
     assert core.get_load().used_tokens == (2 + 1) * PAGE
     late = GenerationRequest(3, random_ids(2 * PAGE + 1, 1), 6, seed=3)
@@ -56,7 +56,7 @@ def test_the_next_turn_prefills_only_its_new_tokens(model: CausalLM) -> None:
     ids = np.concatenate((random_ids(11, 1), first.token_ids, random_ids(6, 2)))
     second = GenerationRequest(1, ids, 9, seed=1)
     assert_same(generate(core, second)[1], alone(model, second))
-    assert core.get_load().prefilled_tokens == 11 + 1 + 6  # the last token of a turn is computed in the next turn
+    assert core.get_load().prefilled_tokens == 11 + 1 + 6  # the last token of a turn is not cached
     assert core.get_load().recomputed_tokens == 0
 
 
@@ -72,14 +72,14 @@ def test_a_turn_over_several_leases_equals_a_turn_in_one_lease(model: CausalLM) 
     assert logprobs.tolist() == wanted.logprobs.tolist()
 
 
-def test_prefixes_computed_by_old_weights_are_not_shared() -> None:
+def test_prefixes_of_old_weights_are_not_shared() -> None:
     core, other = new_core(small_model()), small_model(seed=5)
     prompt = random_ids(2 * PAGE + 1, 1)
     core.submit(GenerationRequest(1, prompt, 40, seed=1))
     core.submit(GenerationRequest(2, prompt, 2, seed=1))
     step(core, 3)
     core.install_weights(1, other.state_dict())
-    assert core.get_load().used_tokens == 3 * PAGE  # pages of the running sequence
+    assert core.get_load().used_tokens == 3 * PAGE  # the running sequence holds these pages
     late = GenerationRequest(3, prompt, 6, seed=3)
     assert_same(generate(core, late)[3], alone(other, late))
 
@@ -98,7 +98,7 @@ def test_new_weights_restart_a_prefill() -> None:
 # ---------------------------------------------------------------- chunks
 
 
-def test_running_sequences_get_a_token_in_every_step_during_a_long_prefill(model: CausalLM) -> None:
+def test_running_sequences_get_a_token_in_every_step_of_a_long_prefill(model: CausalLM) -> None:
     core = new_core(model, prefill_tokens=10)
     core.submit(GenerationRequest(1, random_ids(4, 1), 30, seed=1))
     core.step()
@@ -129,13 +129,13 @@ def test_tokens_of_a_released_sequence_count_as_recomputed(model: CausalLM) -> N
     core.release_cache(1)
     generate(core, GenerationRequest(1, ids, 4, seed=1))
     assert core.get_load().prefilled_tokens == 20 + 34
-    assert core.get_load().recomputed_tokens == 28  # the last token of the turn had not been read
+    assert core.get_load().recomputed_tokens == 28  # the cache lacked the last token of the turn
     core.release_cache(1)
-    generate(core, GenerationRequest(1, random_ids(34, 5), 4, seed=1))  # another sequence with the same id
+    generate(core, GenerationRequest(1, random_ids(34, 5), 4, seed=1))  # another sequence reuses the id
     assert core.get_load().recomputed_tokens == 28
 
 
-def test_eviction_takes_the_least_recently_used_sequence_last_page_first(model: CausalLM) -> None:
+def test_eviction_starts_with_the_last_page_of_the_least_recently_used_sequence(model: CausalLM) -> None:
     core = new_core(model, pages=12)
     for number in (1, 2):
         generate(core, GenerationRequest(number, random_ids(3 * PAGE, number), 1 + PAGE, seed=number))
@@ -159,7 +159,7 @@ def test_the_newest_request_is_preempted_and_resumes_with_the_same_tokens(model:
     assert_as_alone(model, found, *requests)
     load = core.get_load()
     assert load.preempted == 1
-    # It had 6 of 12 pages when the other sequence needed a seventh page; its own next token had not been read.
+    # The preempted sequence had 6 of 12 pages when the other one needed a seventh. Its next token was not in the cache.
     assert load.recomputed_tokens == 6 * PAGE
     assert load.prefilled_tokens == 2 * 3 * PAGE + 6 * PAGE + 1
 
@@ -177,7 +177,7 @@ def test_aborting_a_preempted_request_returns_its_tokens(model: CausalLM) -> Non
     assert found.versions.tolist() == [0] * (3 * PAGE + 1)
 
 
-def test_a_request_waits_while_running_sequences_hold_the_pages(model: CausalLM) -> None:
+def test_a_request_waits_while_running_sequences_hold_all_pages(model: CausalLM) -> None:
     core = new_core(model, pages=12)
     core.submit(GenerationRequest(1, random_ids(8 * PAGE, 1), 2 * PAGE))
     core.submit(GenerationRequest(2, random_ids(5 * PAGE, 2), 2))
@@ -195,7 +195,7 @@ def test_a_request_waits_while_running_sequences_hold_the_pages(model: CausalLM)
 def test_the_attention_block_size_does_not_change_bits(
     model: CausalLM, monkeypatch: pytest.MonkeyPatch, rows: int, num_bytes: int
 ) -> None:
-    """Sequences of all lengths join and leave: blocks fill, shrink, refill and widen."""
+    """Sequences of all lengths join and leave, so that blocks fill, shrink, refill and widen."""
     monkeypatch.setattr("asterism.engine.inference.kv.contiguous_kv.DENSE_BLOCK_ROWS", rows)
     monkeypatch.setattr("asterism.engine.inference.kv.contiguous_kv.DENSE_CACHE_BYTES", num_bytes)
     draws = np.random.default_rng(rows)
@@ -229,7 +229,7 @@ def random_life(
 ) -> EngineLoad:
     """Run groups of siblings with several turns each, in a cache that is too small.
 
-    Every generation must equal the request's generation in a batch of one; counters are checked after every step.
+    Every generation must equal that of its request in a batch of one. Counters are checked after every step.
     """
     draws = np.random.default_rng(seed)
     core = new_core(

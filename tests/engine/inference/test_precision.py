@@ -1,4 +1,4 @@
-"""Tests of the difference between the engine's and transformers' logprobs, in float32 and bfloat16 (docs/engine.md)."""
+"""Tests of the difference between logprobs of the engine and transformers, in float32 and bfloat16 (docs/engine.md)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +33,7 @@ ARCHITECTURE_CONFIGS = [
 
 
 def generated(model: CausalLM) -> list[Generation]:
-    """Generate all requests in one batch, with the longer prompts in chunks."""
+    """Generate all requests in one batch, and prefill the longer prompts in chunks."""
     found = generate(EngineCore(model, Capacity(2048, 16, 128), prefill_tokens=30), *REQUESTS)
     return [found[request.sequence_id] for request in REQUESTS]
 
@@ -41,7 +41,7 @@ def generated(model: CausalLM) -> list[Generation]:
 def build_reference(
     model: CausalLM, folder: Path, dtype: torch.dtype
 ) -> Callable[[list[Generation]], NDArray[np.float32]]:
-    """Return transformers' logprobs of the same tokens, from one forward over each whole sequence."""
+    """Return a function that computes logprobs of the same tokens with transformers, by one forward per sequence."""
     reference = load_reference(folder, model).to(dtype)
 
     def logprobs(generations: list[Generation]) -> NDArray[np.float32]:
@@ -77,7 +77,7 @@ def test_bfloat16_logprobs_differ_within_the_documented_bounds(tmp_path: Path, n
     found = generated(model.to(torch.bfloat16))
     for reference in (low(found), exact(found)):
         differences = np.abs(join_logprobs(found) - reference)
-        assert 1e-3 < differences.mean() < 0.035  # measured: 0.025; in float32 it would be 1e-6
+        assert 1e-3 < differences.mean() < 0.035  # measured: 0.025; float32 has 1e-6
         assert np.quantile(differences, 0.99) < 0.15  # measured: 0.10
         assert differences.max() < 0.6  # measured: 0.31
     assert np.abs(join_logprobs(found) - exact(found)).mean() < 1.2 * np.abs(low(found) - exact(found)).mean()

@@ -1,4 +1,4 @@
-"""Tests of the states of a step in the table of engine/inference/running_batch.py."""
+"""Tests of the table of step states in engine/inference/running_batch.py."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from tests.engine.tiny_models import random_ids
 
 
 class NoRows:
-    """BatchRows without tokens."""
+    """A stand-in for BatchRows that stores no tokens."""
 
     def assign(self, joining: list[Sequence]) -> None: ...
 
@@ -23,7 +23,7 @@ class NoRows:
 
 
 def join(*new_tokens: int) -> RunningBatch:
-    """Build a batch of sequences with 4 prompt tokens and these numbers of tokens to generate."""
+    """Build a batch of sequences with 4 prompt tokens each; `new_tokens`: tokens to generate."""
     batch = RunningBatch(NoRows(), num_rows=4, page_tokens=16)
     sequences = [Sequence(number) for number in range(len(new_tokens))]
     for sequence, count in zip(sequences, new_tokens, strict=True):
@@ -38,26 +38,26 @@ def describe(batch: RunningBatch) -> tuple[list[int], int]:
     return batch.positions.tolist(), batch.num_unknown
 
 
-def test_positions_and_unknown_steps_follow_the_states_of_two_overlapped_steps() -> None:
+def test_two_overlapped_steps_advance_positions_and_unknown_steps() -> None:
     batch = join(9, 9)
-    assert describe(batch) == ([3, 3], 0)  # scheduled: p = 3
+    assert describe(batch) == ([3, 3], 0)  # state "scheduled": position p = 3
     first = batch.launch()
     assert describe(batch) == ([4, 4], 1)
     assert first.positions.tolist() == [4, 4]
-    second = batch.launch()  # launched, while the first step is unknown
+    second = batch.launch()  # launched while the first step is unknown
     assert describe(batch) == ([5, 5], 2)
     assert batch.mark_known(first) is None
-    assert describe(batch) == ([5, 5], 1)  # known: p + 1 + v
+    assert describe(batch) == ([5, 5], 1)  # state "known": position p + 1 + v
     ended = first.sequences[0]
     batch.drop_ended([(ended, 5)])
-    assert describe(batch) == ([5], 1)  # dropped: state of the kept sequence
+    assert describe(batch) == ([5], 1)  # state "dropped", for the kept sequence
     assert (ended.row, len(ended.token_ids), batch.num_free_rows) == (-1, 5, 3)
     surplus_free = batch.mark_known(second)
-    assert surplus_free is not None and surplus_free.tolist() == [1]  # the first sequence had ended
+    assert surplus_free is not None and surplus_free.tolist() == [1]  # the first sequence has ended
     assert describe(batch) == ([5], 0)
 
 
-def test_a_sequence_with_all_tokens_leaves_the_batch_but_keeps_its_row() -> None:
+def test_a_sequence_leaves_the_batch_but_keeps_its_row_after_its_last_launch() -> None:
     batch = join(1, 9)
     step = batch.launch()
     batch.retire_at_limit()

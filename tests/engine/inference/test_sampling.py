@@ -35,30 +35,30 @@ def test_tokens_follow_the_softmax_at_the_temperature(temperature: float) -> Non
     assert_close(found, (LOGITS / temperature).softmax(-1), atol=0.01, rtol=0)
 
 
-def test_top_k_keeps_the_k_heaviest_tokens_and_their_proportions() -> None:
+def test_top_k_keeps_the_k_most_likely_tokens_and_their_proportions() -> None:
     kept = LOGITS.clone()
     kept[[2, 3, 4]] = float("-inf")
     assert_close(frequencies(LOGITS, settings(40_000, top_k=3)), kept.softmax(-1), atol=0.01, rtol=0)
 
 
-def test_top_p_keeps_the_smallest_sufficient_set() -> None:
+def test_top_p_keeps_the_smallest_sufficient_set_of_tokens() -> None:
     probabilities = torch.tensor([0.4, 0.3, 0.2, 0.1])
     found = frequencies(probabilities.log(), settings(40_000, top_p=0.65))
     assert_close(found, torch.tensor([4 / 7, 3 / 7, 0, 0]), atol=0.01, rtol=0)
 
 
-def test_a_tiny_top_p_keeps_the_heaviest_token() -> None:
+def test_a_tiny_top_p_keeps_the_most_likely_token() -> None:
     assert frequencies(LOGITS, settings(100, top_p=1e-6))[0] == 1
 
 
-def test_temperature_0_takes_the_heaviest_token_in_any_batch() -> None:
+def test_temperature_0_selects_the_most_likely_token_in_any_batch() -> None:
     asked = settings(4)._replace(temperature=torch.tensor([0.0, 1.0, 0.0, 2.0]))
     tokens, logprobs = sample(LOGITS.repeat(4, 1), torch.full((4,), 3), asked)
     assert tokens[[0, 2]].tolist() == [0, 0]
     assert_close(logprobs[[0, 2]], LOGITS.log_softmax(-1)[[0, 0]])
 
 
-def test_a_logprob_is_taken_before_top_p_and_top_k() -> None:
+def test_top_p_and_top_k_do_not_change_logprobs() -> None:
     tokens, logprobs = sample(LOGITS.repeat(8, 1), torch.arange(8), settings(8, 0.7, top_p=0.5, top_k=2))
     assert_close(logprobs, (LOGITS / 0.7).log_softmax(-1)[tokens])
 
@@ -76,7 +76,7 @@ def test_a_row_draws_the_same_token_in_any_batch() -> None:
     assert together.tolist() == torch.cat(alone).tolist()
 
 
-def test_draws_at_the_ends_of_the_interval_select_tokens_with_weight() -> None:
+def test_the_ends_of_the_interval_select_tokens_with_nonzero_weight() -> None:
     weights = torch.tensor([[0.0, 0.3, 0.0, 0.7, 0.0]]).repeat(3, 1)
     drawn = inverse_cdf(weights, torch.tensor([0.0, 0.3, 1 - 2.0**-24]))
     assert drawn.tolist() == [1, 3, 3]
@@ -87,12 +87,12 @@ def test_draws_at_the_ends_of_the_interval_select_tokens_with_weight() -> None:
     st.lists(st.floats(0, 1, width=32), min_size=1, max_size=40).filter(any),
     st.floats(0, 1, exclude_max=True, width=32),
 )
-def test_every_drawn_token_has_weight(weights: list[float], share: float) -> None:
+def test_every_drawn_token_has_nonzero_weight(weights: list[float], share: float) -> None:
     row = torch.tensor([weights])
     assert row[0, int(inverse_cdf(row.clone(), torch.tensor([share])))] > 0
 
 
-def test_uniforms_are_uniform_and_differ_by_seed_and_position() -> None:
+def test_draws_are_uniform_and_differ_by_seed_and_position() -> None:
     grid = draw_uniform(torch.tensor([[mix_seed(seed)] for seed in range(-100, 100)]), torch.arange(200))
     assert grid.min() >= 0
     assert grid.max() < 1
@@ -116,7 +116,7 @@ def test_the_generator_is_the_same_on_every_machine() -> None:
 
 
 def reference(seed: int, position: int) -> int:
-    """Compute splitmix64 with Python's integers."""
+    """Compute splitmix64 with Python integers."""
     mask = (1 << 64) - 1
 
     def mixed(x: int) -> int:

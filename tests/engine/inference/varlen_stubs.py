@@ -1,6 +1,6 @@
 """Stand-ins for torch's `varlen_attn`, which runs on GPUs only, with the signatures of its versions.
 
-They compute attention with a mask and tensor operations only, so that a recorded graph can repeat them.
+They compute attention with a mask and only with tensor operations, which a recorded graph can repeat.
 """
 
 from typing import Any
@@ -20,14 +20,14 @@ def attend(
     used: Tensor | None = None,
     tables: Tensor | None = None,
 ) -> Tensor:
-    """Compute causal attention, [N, H, D]; the last query of a sequence attends to all its keys."""
+    """Compute causal attention, [N, H, D]. The last query of a sequence attends to all of the sequence's keys."""
     for offsets in (cu_seq_q, cu_seq_k):
         assert offsets.dtype == torch.int32
     assert len(cu_seq_q) == len(cu_seq_k)
     rows = torch.arange(len(query))
     runs = torch.searchsorted(cu_seq_q[1:].contiguous(), rows, right=True)
     num_keys = (cu_seq_k[1:] - cu_seq_k[:-1] if used is None else used)[runs]
-    seen = num_keys - (cu_seq_q[1:][runs] - 1 - rows)  # keys that each query attends to
+    seen = num_keys - (cu_seq_q[1:][runs] - 1 - rows)  # number of keys that each query attends to
     if tables is None:
         numbers = torch.arange(len(key)) - cu_seq_k[:-1][runs][:, None]
         keys, values = (part[None].expand(len(query), -1, -1, -1) for part in (key, value))
@@ -52,7 +52,7 @@ def varlen_2_11(
     scale: float | None = None,
     window_size: tuple[int, int] = (-1, -1),
 ) -> Tensor:
-    """Attend, with the signature of torch 2.11."""
+    """Compute attention, with the signature of torch 2.11."""
     assert window_size == get_mask(max_q)
     assert scale is not None
     check_lengths(cu_seq_q, max_q)
@@ -77,7 +77,7 @@ def varlen_2_13(
     block_table: Tensor | None = None,
     num_splits: int | None = None,
 ) -> Tensor:
-    """Attend, with the signature of torch 2.13."""
+    """Compute attention, with the signature of torch 2.13."""
     assert (window_size, enable_gqa, num_splits) == (get_mask(max_q), True, 1)
     assert scale is not None
     check_lengths(cu_seq_q, max_q)
@@ -89,7 +89,7 @@ def varlen_2_13(
 
 
 def get_mask(max_q: int) -> tuple[int, int]:
-    """Return the option of causal attention; single queries need no mask."""
+    """Return the window of causal attention. Single queries need no mask."""
     return (-1, 0) if max_q > 1 else (-1, -1)
 
 

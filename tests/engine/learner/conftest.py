@@ -1,4 +1,4 @@
-"""Fixtures: ranks of the learner that are closed at the end, and the cleanup after runs of the learner."""
+"""Fixtures: ranks of the learner, which are closed at the end, and the cleanup after runs of the learner."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -16,7 +16,7 @@ from tests.engine.learner.learner_runs import OpenRank, sweep_runs
 
 @pytest.fixture
 def open_rank() -> Iterator[OpenRank]:
-    """Open single ranks of runs, with a journal of batches."""
+    """Return a function that opens the only rank of a run, with a journal of batches."""
     with ExitStack() as stack:
 
         def open_one(run: RunConfig, folder: RunFolder) -> LearnerRank:

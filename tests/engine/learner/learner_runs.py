@@ -1,4 +1,4 @@
-"""Runs of the learner without other processes: functions that make their files, read results and clean up."""
+"""Runs of the learner without other processes: functions that write their files, read results and clean up."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ def make_run(path: Path, *, sft_steps: int = 3, ranks: int = 1, every: int = 2) 
 
 
 def sweep_runs(parent: Path) -> None:
-    """Clean up, as the launcher does, the runs that `make_run` has made in `parent` or in its folders."""
+    """Clean up the runs that `make_run` has made in `parent` or its folders, as the launcher does."""
     for folder in (*parent.glob("run"), *parent.glob("*/run")):
         for scratch in (RunFolder(folder).sockets, RunFolder(folder).shared_memory):
             shutil.rmtree(scratch, ignore_errors=True)
@@ -51,7 +51,7 @@ def no_report(step: int, values: dict[str, float]) -> None:
 
 
 def train_step(rank: LearnerRank, folder: RunFolder, step: int, **options: bool) -> TrainStepResult:
-    """Train on the rows of the step. `options`: those of LearnerRank.train."""
+    """Train on the rows of this step. `options`: the options of LearnerRank.train."""
     return rank.train(step, store_batch(folder.batches, step, rows(step)), **options)
 
 

@@ -1,4 +1,4 @@
-"""Settings of [learner] for tests, by the last part of their keys: `rank` for learner.lora.rank."""
+"""Settings of [learner] for tests. Each has the last part of its key: `rank` is learner.lora.rank."""
 
 from typing import Any
 

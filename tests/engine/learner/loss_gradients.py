@@ -1,4 +1,4 @@
-"""Losses, gradients and metrics of one minibatch in float64, by case."""
+"""Losses, gradients and metrics of one minibatch in float64, for each case."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from tests.engine.learner.training_examples import rows, small_run, trainable_mo
 class LossCase(msgspec.Struct, frozen=True):
     settings: dict[str, Any]  # settings of [learner]
     micro_batch_tokens: int = 128
-    reverse: bool = False  # reverses the order of the rows
+    reverse: bool = False  # whether the order of the rows is reversed
     dtype: str = "float64"
 
 
@@ -44,12 +44,12 @@ class GradientTrainer(Trainer):
 
 
 def make_rows() -> list[TrainingSample]:
-    """Make two groups, with log ratios of tokens from about -6 to +6."""
+    """Make two groups; the tokens' log ratios range from about -6 to +6."""
     return rows(0, groups=2, size=4)
 
 
 def make_reference_model() -> CausalLM:
-    """Make the frozen policy of the KL term: the trained policy with slightly different weights."""
+    """Make the frozen policy of the KL term. Its weights differ slightly from the trained policy."""
     model = trainable_model().double()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The losses of a minibatch as plain loops over tokens in float64, from the equations of the papers."""
+"""The losses of a minibatch as plain loops over tokens in float64, after the equations of the papers."""
 
 import math
 from collections.abc import Sequence
@@ -11,21 +11,21 @@ from asterism.configs.schema.learner_config import LearnerConfig
 
 
 class ReferenceSequence(NamedTuple):
-    logprobs: Tensor  # float64, with gradient
+    logprobs: Tensor  # in float64, with gradient
     behaviour: Sequence[float]
-    old: Sequence[float]  # denominators of the ratios
+    old: Sequence[float]  # log probabilities in the denominators of the ratios
     advantage: float
     group_id: int
     entropies: Sequence[Tensor] = ()
-    reference: Sequence[float] = ()  # log probabilities under the frozen policy
+    reference: Sequence[float] = ()  # log probabilities of the frozen policy
 
 
 def compute_reference_loss(
     sequences: Sequence[ReferenceSequence], learner: LearnerConfig, max_response_tokens: int
 ) -> Tensor:
-    """Compute the loss. `learner` has no value "auto"."""
+    """Compute the loss. No setting in `learner` is "auto"."""
     counted = [each for each in sequences if len(each.logprobs)]
-    total = 0 * torch.cat([each.logprobs for each in counted]).sum()  # with gradient, even if all tokens are clipped
+    total = 0 * torch.cat([each.logprobs for each in counted]).sum()  # has a gradient even if all tokens are clipped
     for sequence in counted:
         for t in range(len(sequence.logprobs)):
             weight = _weigh(sequence, counted, learner, max_response_tokens)

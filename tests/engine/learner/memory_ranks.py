@@ -19,21 +19,21 @@ from tests.engine.learner.training_examples import rl_sequences, small_run, trai
 
 
 class MemoryCase(msgspec.Struct, frozen=True):
-    model: dict[str, Any]  # config.json
+    model: dict[str, Any]  # fields of config.json
     learner: dict[str, Any]  # settings of [learner]
-    sequence_tokens: int  # tokens of each sequence; all tokens except the first are in the loss
+    sequence_tokens: int  # tokens in each sequence; only the first token is not in the loss
     num_sequences: int
 
 
 class StepMemory(msgspec.Struct, frozen=True):
-    """The growth of anonymous memory since the model was created."""
+    """The growth of anonymous memory, counted from before the creation of the model."""
 
-    model_bytes: int  # growth after the model is loaded
-    peak_bytes: int  # largest growth in two steps
+    model_bytes: int  # growth after loading the model
+    peak_bytes: int  # largest growth during two steps
 
 
 def make_sequences(case: MemoryCase, vocab_size: int, tokens: int) -> list[TrainingSequence]:
-    draws, length = np.random.default_rng(0), tokens + 1  # the last token is only predicted
+    draws, length = np.random.default_rng(0), tokens + 1  # the last token is predicted but is no input
     mask = np.arange(length) > 0
     return [
         build_training_sequence(
@@ -49,7 +49,7 @@ def make_sequences(case: MemoryCase, vocab_size: int, tokens: int) -> list[Train
 
 
 def warm_up(ranks: RankGroup, learner: dict[str, Any]) -> None:
-    """Make torch and gloo allocate the memory that they allocate once per process."""
+    """Run a small step, so that torch and gloo allocate what they allocate once per process."""
     model = trainable_model()
     shard_model(model, ranks, learner.get("dtype", "float32"))
     Trainer(model, small_run(**learner), ranks).run_rl_step(rl_sequences(1))
@@ -67,7 +67,7 @@ def measure(ranks: RankGroup, case: MemoryCase) -> StepMemory:
     gc.collect()
     config = DecoderConfig.from_hf(case.model)
     run = small_run(**case.learner)
-    # The first step creates the optimizer's state, the second step has the peak.
+    # The first step creates the optimizer's state. The second step has the peak of memory.
     steps = [make_sequences(case, config.vocab_size, tokens) for tokens in (4, case.sequence_tokens)]
     with measuring_memory() as peak:
         with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""Plug-in losses, written as a user would write them."""
+"""Plug-in losses, written as a user writes them."""
 
 import torch
 
@@ -6,7 +6,7 @@ from asterism.policies.losses.policy_loss import LossInput, LossOutput
 
 
 def compute_gspo_loss(batch: LossInput) -> LossOutput:
-    """Compute GSPO's loss, arXiv 2507.18071, equations 5 and 7: one ratio per sequence, of its mean log probability."""
+    """Compute GSPO's loss (arXiv 2507.18071, equations 5 and 7). A sequence's ratio uses its mean log probability."""
     ratios_S = batch.mean_by_sequence(batch.logprobs_N - batch.old_logprobs_N).exp()
     clipped_S = ratios_S.clamp(1 - batch.clip_low, 1 + batch.clip_high)
     objectives_S = torch.minimum(ratios_S * batch.advantages_S, clipped_S * batch.advantages_S)
@@ -16,7 +16,7 @@ def compute_gspo_loss(batch: LossInput) -> LossOutput:
 
 
 def compute_dr_grpo_loss(batch: LossInput) -> LossOutput:
-    """Compute Dr. GRPO's loss, arXiv 2503.20783, section 3.2: sums of tokens over a constant, unbiased by length."""
+    """Compute Dr. GRPO's loss (arXiv 2503.20783, section 3.2): the sum over tokens is divided by a constant."""
     ratios_N = (batch.logprobs_N - batch.old_logprobs_N).exp()
     clipped_N = ratios_N.clamp(1 - batch.clip_low, 1 + batch.clip_high)
     objectives_N = torch.minimum(ratios_N * batch.advantages_N, clipped_N * batch.advantages_N)

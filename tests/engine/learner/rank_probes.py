@@ -1,4 +1,4 @@
-"""The forms of a rank's parameters, and the peak of its memory."""
+"""Descriptions of a rank's parameters, and measurements of the peak of its memory."""
 
 import threading
 from collections.abc import Generator
@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 class ParameterForm(msgspec.Struct, frozen=True):
     is_sharded: bool
     dtype: str
-    local_share: float  # share of the elements that this rank has
+    local_share: float  # this rank's share of the elements
 
 
 def describe_parameters(model: torch.nn.Module) -> dict[str, ParameterForm]:
@@ -28,7 +28,7 @@ def _describe(parameter: Tensor) -> ParameterForm:
 
 
 class MemoryPeak:
-    """The peak growth of this process's anonymous memory since construction, in bytes."""
+    """The peak growth of the process's anonymous memory since the start of the measurement, in bytes."""
 
     def __init__(self) -> None:
         self._start = self._largest = read_anonymous_bytes()
@@ -49,7 +49,7 @@ def read_anonymous_bytes() -> int:
 
 @contextmanager
 def measuring_memory() -> Generator[MemoryPeak]:
-    """Measure the peak by samples in another thread every millisecond."""
+    """Measure the peak in another thread, with a sample every millisecond."""
     peak, stop = MemoryPeak(), threading.Event()
 
     def sample() -> None:

@@ -1,6 +1,6 @@
-"""Runs functions on ranks, which are forks of one process that has imported torch, which takes seconds.
+"""Runs functions on ranks. All ranks are forks of one process with torch, because the import of torch takes seconds.
 
-Runs with `learner.ranks` above 1 (tests/actors/runs) start theirs through torchrun, as users do.
+Complete runs with several ranks (tests/actors/runs) use torchrun instead, as users do.
 """
 
 import contextlib
@@ -33,9 +33,9 @@ Result = TypeVar("Result")
 def run_ranks(
     count: int, program: Callable[..., Result], *arguments: object, learner: LearnerConfig | None = None
 ) -> list[Result]:
-    """Run a function on each rank with its RankGroup and these arguments, and return what it returns, in the order of ranks.
+    """Run a function on each rank with its RankGroup and these arguments. Return the results in the order of ranks.
 
-    The ranks have the environment that torchrun sets, and one thread. `learner`: settings with which they join.
+    Each rank has one thread and the environment that torchrun sets. The ranks join with the settings `learner`.
     """
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -55,7 +55,7 @@ def run_ranks(
 def start_ranks(
     count: int, program: Callable[..., object], *arguments: object, learner: LearnerConfig | None = None, out: Path
 ) -> Iterator[list[BaseProcess]]:
-    """Start the ranks, and kill those left at the end. Each writes its standard error to a file of `out` with its number."""
+    """Start the ranks, and kill the remaining ones at the end. A file in `out` for each rank has its standard error."""
     shared = {"OMP_NUM_THREADS": "1"}
     if count > 1:
         with socket.socket() as free:
@@ -79,7 +79,7 @@ def start_ranks(
 
 
 def read_result(out: Path, rank: int) -> Any:
-    """Read what the function has returned on this rank."""
+    """Read the function's result on this rank."""
     return pickle.loads((out / f"{rank}.result").read_bytes())
 
 
@@ -98,4 +98,4 @@ def _run(
     ranks = join_ranks(learner)
     errors.with_suffix(".result").write_bytes(pickle.dumps(program(ranks, *arguments)))
     leave_ranks(ranks)
-    os._exit(0)  # like leave_ranks, for a program that has made a group of its own
+    os._exit(0)  # ends the process like leave_ranks, even if the program has created a group

@@ -1,7 +1,7 @@
 """Tests of the tensors in the learner's collectives, on one and on two gloo ranks.
 
-On CPUs, a tensor on a wrong device cannot be recognized by its device; so each reduced tensor must derive from the
-parameters and have elements.
+On a CPU, no tensor is on a wrong device. So the tests check that each reduced tensor has elements and
+derives from the parameters.
 """
 
 import weakref
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 
 class Derivation(TorchDispatchMode):
-    """A mode that marks the tensors that operations compute from `roots`, by their storage."""
+    """A mode that finds all tensors computed from `roots`. It identifies tensors by their storage."""
 
     def __init__(self, roots: Sequence[Tensor]) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def list_roots(model: nn.Module) -> list[Tensor]:
 
 
 def plant_empty_maxima() -> None:
-    """Restore a repaired defect: the reduction of an empty tensor that does not derive from parameters."""
+    """Plant a repaired defect: the reduction of an empty tensor, which does not derive from parameters."""
     reduce_outputs = trainer_module.reduce_outputs
 
     def reduce_also_maxima(outputs: Any, ranks: RankGroup) -> Any:
@@ -80,11 +80,11 @@ def plant_empty_maxima() -> None:
 
 
 def run_steps(ranks: RankGroup, defect: str = "") -> tuple[list[str], int]:
-    """Return the violations and the number of tensors of steps of RL and of the cold start and a check of the weights.
+    """Run steps of RL and the cold start, and check the weights. Return the violations and the number of tensors.
 
     The model has experts. The defect "maxima" reduces an empty tensor.
     """
-    if ranks.world_size == 1:  # a single rank would send nothing without a group
+    if ranks.world_size == 1:  # without a group, a single rank sends nothing
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         ranks = RankGroup(tensor_group=dist.group.WORLD)
     model = trainable_model("qwen3_moe")
@@ -111,12 +111,12 @@ def run_steps(ranks: RankGroup, defect: str = "") -> tuple[list[str], int]:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_reduced_tensor_derives_from_the_parameters_and_has_elements(count: int) -> None:
+def test_each_reduced_tensor_has_elements_and_derives_from_the_parameters(count: int) -> None:
     for violations, num_sent in run_ranks(count, run_steps):
         assert violations == []
         assert num_sent > 0
 
 
-def test_an_empty_tensor_without_origin_is_found() -> None:
+def test_a_planted_reduction_of_an_empty_tensor_is_found() -> None:
     ((violations, _),) = run_ranks(1, run_steps, "maxima")
     assert violations == ["all_reduce of (0,)"]

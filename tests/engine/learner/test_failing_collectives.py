@@ -1,4 +1,4 @@
-"""Tests: a dead or late rank fails the collective of another rank: an outage with rank, operation and duration."""
+"""Tests: a dead or late rank fails other ranks' collectives. The outage has rank, operation and duration."""
 
 import os
 import re
@@ -22,7 +22,7 @@ CAUSES = {
 
 
 def fail_in_a_step(ranks: RankGroup, mode: str) -> str:
-    """Return the error of rank 0 in a step in which rank 1 dies or is late."""
+    """Return the error of rank 0 in a step during which rank 1 dies or is late."""
     operations = OperationRecord()
     ranks = ranks._replace(operations=operations)
     all_reduce(ranks, torch.ones(3), dist.ReduceOp.SUM)
@@ -37,7 +37,7 @@ def fail_in_a_step(ranks: RankGroup, mode: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", list(CAUSES))
-def test_a_dead_or_late_rank_fails_the_collective_of_other_ranks(mode: str, tmp_path: Path) -> None:
+def test_a_dead_or_late_rank_fails_the_collectives_of_other_ranks(mode: str, tmp_path: Path) -> None:
     learner = make_learner(ranks=2, collective_timeout_s=2.0)
     with start_ranks(2, fail_in_a_step, mode, learner=learner, out=tmp_path) as (leader, _):
         leader.join(120)
@@ -51,11 +51,11 @@ def raise_in_a_rank(error: Exception) -> None:
         raise error
 
 
-def test_errors_of_nccl_and_of_the_rendezvous_are_failed_collectives() -> None:
+def test_errors_of_nccl_and_of_the_rendezvous_count_as_failed_collectives() -> None:
     with pytest.raises(CollectiveFailed, match=r"^learner rank 1: no store$"):
         raise_in_a_rank(dist.DistStoreError("no store"))
 
 
-def test_other_errors_are_not_changed() -> None:
+def test_other_errors_stay_unchanged() -> None:
     with pytest.raises(RuntimeError, match=r"^shapes differ$"):
         raise_in_a_rank(RuntimeError("shapes differ"))

@@ -1,4 +1,4 @@
-"""Tests of the learner's process with the real bus."""
+"""Tests of the learner as a process with the real bus."""
 
 import asyncio
 import os
@@ -36,13 +36,13 @@ def made(tmp_path: Path) -> tuple[RunConfig, RunFolder]:
 
 
 class Peers:
-    """The head and the launcher, as the learner's peers."""
+    """The peers of the learner: head and launcher."""
 
     def __init__(self, folder: RunFolder, process: asyncio.subprocess.Process) -> None:
         self._buses = {name: open_zmq_bus(name, folder.sockets, 100) for name in ("head", "launcher")}
         self.process = process
         self.pid = process.pid
-        self.metrics: list[msg.MetricsRecorded] = []  # messages that `receive` collects and does not return
+        self.metrics: list[msg.MetricsRecorded] = []  # messages that `receive` stores instead of returning them
 
     @property
     def head(self) -> Bus:
@@ -109,12 +109,12 @@ async def wait_for_checkpoint(folder: RunFolder, step: int) -> None:
 
 
 def without_times(trained: msg.StepTrained) -> dict[str, float]:
-    """Return the metrics without times and memory."""
+    """Return the metrics that measure neither times nor memory."""
     return {name: each for name, each in trained.metrics.items() if not name.endswith(("_s", "_gib"))}
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-async def test_a_requested_checkpoint_has_the_last_trained_step(tmp_path: Path, ranks: int) -> None:
+async def test_a_requested_checkpoint_contains_the_last_trained_step(tmp_path: Path, ranks: int) -> None:
     _, folder = make_run(tmp_path, ranks=ranks)
     async with learner(folder, "--resume-step", "0", ranks=ranks) as peers:
         await peers.receive_step()
@@ -126,7 +126,7 @@ async def test_a_requested_checkpoint_has_the_last_trained_step(tmp_path: Path, 
             saved = await peers.receive("launcher")
         assert saved == msg.CheckpointSaved(1)
         assert list_saved_steps(folder.checkpoints)[-1] == 1
-        await peers.send_batch(2)  # the learner does not train it
+        await peers.send_batch(2)  # the learner does not train on this batch
         await peers.head.send("learner", msg.Shutdown())
         assert await peers.exit_code() == 0
     assert list_saved_steps(folder.checkpoints)[-1] == 1
@@ -192,7 +192,7 @@ async def test_a_killed_learner_resumes_from_its_newest_checkpoint_with_the_same
         peers.process.send_signal(signal.SIGKILL)
         assert await peers.exit_code() == -signal.SIGKILL
     async with learner(folder) as peers:
-        again = await peers.receive()  # later batches are in its journal
+        again = await peers.receive()  # the journal contains the later batches
         assert isinstance(again, msg.StepTrained)
         assert again.step == 2
         trained, _ = await peers.receive_step()
@@ -204,13 +204,13 @@ async def test_a_killed_learner_resumes_from_its_newest_checkpoint_with_the_same
 async def test_sigterm_abandons_the_current_step(tmp_path: Path) -> None:
     _, folder = make_run(tmp_path, sft_steps=100_000)
     async with learner(folder) as peers:
-        await peers.receive("launcher")  # the cold start is running, and takes minutes
+        await peers.receive("launcher")  # the cold start runs and would take minutes
         peers.process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(peers.process.wait(), 60) == 0
     assert list_saved_steps(folder.checkpoints) == []
 
 
-async def test_unusable_input_is_reported_in_one_line(made: tuple[RunConfig, RunFolder]) -> None:
+async def test_the_report_of_unusable_input_has_one_line(made: tuple[RunConfig, RunFolder]) -> None:
     _, folder = made
     (folder.data / "sft.jsonl").write_text("{}\n")
     async with learner(folder) as peers:

@@ -1,4 +1,4 @@
-"""Tests of one rank of the learner in this process: cold start, steps, checkpoints and resuming."""
+"""Tests of one rank of the learner in the test's process: cold start, steps, checkpoints and resuming."""
 
 import errno
 import shutil
@@ -32,7 +32,7 @@ pytestmark = [
 ]
 
 
-def test_without_a_cold_start_step_0_is_the_initial_checkpoint(open_rank: OpenRank, tmp_path: Path) -> None:
+def test_without_a_cold_start_step_0_is_the_initial_model(open_rank: OpenRank, tmp_path: Path) -> None:
     run, folder = make_run(tmp_path, sft_steps=0)
     rank = open_rank(run, folder)
     trained = rank.start(None, no_report)
@@ -45,7 +45,7 @@ def test_without_a_cold_start_step_0_is_the_initial_checkpoint(open_rank: OpenRa
 
 @pytest.fixture
 def rank(open_rank: OpenRank, tmp_path: Path) -> LearnerRank:
-    """Start a rank at step 0."""
+    """Open a rank and start it at step 0."""
     rank = open_rank(*make_run(tmp_path, sft_steps=0))
     rank.start(0, no_report)
     return rank
@@ -59,7 +59,7 @@ def test_only_the_next_step_can_be_trained(rank: LearnerRank, tmp_path: Path) ->
     assert rank.train(1, sequences).step == 1
 
 
-def test_a_learner_that_resumes_from_a_checkpoint_reports_its_metrics_and_publishes_the_same_probes(
+def test_a_resumed_learner_publishes_the_metrics_and_probes_of_its_checkpoint(
     open_rank: OpenRank, tmp_path: Path
 ) -> None:
     run, folder = make_run(tmp_path, sft_steps=0, every=1)
@@ -79,9 +79,7 @@ def test_a_learner_that_resumes_from_a_checkpoint_reports_its_metrics_and_publis
     assert probes[2] == probes[3]
 
 
-def test_the_last_step_is_published_with_a_probe_though_its_batch_is_deleted(
-    open_rank: OpenRank, tmp_path: Path
-) -> None:
+def test_the_last_step_is_published_with_a_probe_even_without_its_batch(open_rank: OpenRank, tmp_path: Path) -> None:
     run, folder = make_run(tmp_path, sft_steps=0, every=1)
     rank = open_rank(run, folder)
     assert rank.start(None, no_report).published is not None
@@ -92,9 +90,7 @@ def test_the_last_step_is_published_with_a_probe_though_its_batch_is_deleted(
     assert published.probe.chosen_at == 1
 
 
-def test_the_kl_term_is_relative_to_the_weights_before_rl_also_after_resuming(
-    open_rank: OpenRank, tmp_path: Path
-) -> None:
+def test_after_resuming_the_kl_term_still_refers_to_the_weights_before_rl(open_rank: OpenRank, tmp_path: Path) -> None:
     run, folder = make_run(tmp_path, sft_steps=0)
     run = replace(run, learner=change_learner(run.learner, kl_coef=0.1, minibatches=1, every=1))
     figures = list[float]()
@@ -119,7 +115,7 @@ def test_weights_that_are_not_finite_are_reported_before_the_first_step(open_ran
         open_rank(run, folder).start(None, no_report)
 
 
-def test_max_staleness_plus_one_versions_stay_readable(open_rank: OpenRank, tmp_path: Path) -> None:
+def test_the_last_max_staleness_plus_one_versions_are_readable(open_rank: OpenRank, tmp_path: Path) -> None:
     run, folder = make_run(tmp_path, sft_steps=0)
     rank = open_rank(replace(run, rl=replace(run.rl, max_staleness=2, prompts=8)), folder)
     published = [rank.start(0, no_report).published, *(rank.train(step, []).published for step in (1, 2))]
@@ -135,7 +131,7 @@ def test_resuming_from_a_step_without_a_checkpoint_is_refused(open_rank: OpenRan
 
 
 def test_a_repeated_step_has_the_metrics_of_a_published_step(rank: LearnerRank, tmp_path: Path) -> None:
-    """An incarnation that repeats steps publishes only the last step; the recipe gets the metrics of all steps."""
+    """An incarnation that repeats steps publishes only the last of these steps. The recipe gets all metrics."""
     batches = [store_batch(tmp_path / "batches", step, rows(step)) for step in (1, 2)]
     repeated, published = rank.train(1, batches[0], publish=False).metrics, rank.train(2, batches[1]).metrics
     assert repeated.keys() == published.keys()
@@ -143,7 +139,7 @@ def test_a_repeated_step_has_the_metrics_of_a_published_step(rank: LearnerRank, 
 
 
 def of_version(version: int) -> list[TrainingSample]:
-    """Return equal rows, which this version has generated."""
+    """Return the same rows as if this version had generated them."""
     samples = rows(1)
     versions = [np.frombuffer(sample.record.versions, np.int32) for sample in samples]
     changed = [np.where(each < 0, each, version).astype(np.int32).tobytes() for each in versions]
@@ -155,7 +151,7 @@ def of_version(version: int) -> list[TrainingSample]:
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_rl_continues_with_weights_and_moments_of_another_run(open_rank: OpenRank, tmp_path: Path, keep: bool) -> None:
-    """If the moments continue, the next update equals the other run's update, also after a resume from step 0."""
+    """If moments continue, the next update equals that of the other run, even after a resume from step 0."""
     run, folder = make_run(tmp_path / "a", sft_steps=0, every=1)
     run = replace(run, learner=change_learner(run.learner, warmup_steps=0, final_lr_fraction=1.0, minibatches=1))
     first = open_rank(run, folder)
@@ -174,7 +170,7 @@ def test_rl_continues_with_weights_and_moments_of_another_run(open_rank: OpenRan
         second.close()
         weights, expected = saved_weights(other_folder, 1), saved_weights(folder, 3)
         difference = max(float((weights[name] - expected[name]).abs().max()) for name in expected)
-        assert (difference < 1e-6) is keep, difference  # sums in another order
+        assert (difference < 1e-6) is keep, difference  # the sums have another order
     start, end = saved_weights(other_folder, 0), saved_weights(folder, 2)
     assert all(torch.equal(start[name], end[name]) for name in end)
 
@@ -236,7 +232,7 @@ def test_a_killed_cold_start_resumes_from_its_partial_checkpoint(
     ],
     ids=["all exported", "each third exported"],
 )
-def test_old_checkpoints_are_deleted_except_step_0_and_the_last_and_some_are_exported(
+def test_step_0_and_the_last_checkpoint_are_kept_and_some_are_exported(
     open_rank: OpenRank, tmp_path: Path, settings: dict[str, int], is_exported: dict[int, bool]
 ) -> None:
     run, folder = make_run(tmp_path, sft_steps=0, every=2)
@@ -245,13 +241,13 @@ def test_old_checkpoints_are_deleted_except_step_0_and_the_last_and_some_are_exp
     for step in range(1, 7):
         rank.train(step, [])
         rank.save_if_due()
-    saved = list_saved_steps(folder.checkpoints)  # the last step waits for its checkpoint
+    saved = list_saved_steps(folder.checkpoints)  # the last step waits until its checkpoint is written
     rank.close()
     found = {step: (folder.get_checkpoint_path(step) / "model.safetensors").exists() for step in saved}
     assert found == is_exported
 
 
-def test_batches_are_deleted_only_after_their_checkpoint_has_its_final_name(
+def test_batches_are_deleted_only_after_their_checkpoint_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, folder = make_run(tmp_path, sft_steps=0, every=1)
@@ -270,7 +266,7 @@ def test_batches_are_deleted_only_after_their_checkpoint_has_its_final_name(
     assert [saved[-1] for saved in seen] == [1, 2]
 
 
-def test_a_failed_write_ends_the_next_step(
+def test_a_failed_write_of_a_checkpoint_ends_the_next_step(
     open_rank: OpenRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, folder = make_run(tmp_path, sft_steps=0, every=1)

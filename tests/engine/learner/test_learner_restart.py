@@ -1,6 +1,6 @@
-"""Tests of restarted learners, which acknowledge batches up to their checkpoint, and of learners on shared GPUs.
+"""Tests of restarted learners: they acknowledge old batches without training, and they can share GPUs with engines.
 
-Batches come from the golden logs (tests.golden) of bugs; the learner runs without a model.
+The batches are from the golden logs of bugs (tests.golden). The learner has no model.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ from tests.golden.logs import read
 pytestmark = [pytest.mark.real_clock, pytest.mark.timeout(30)]
 
 
-Trained = list[tuple[int, list[tuple[int, list[int]]]]]  # steps with trajectories and their token ids
+Trained = list[tuple[int, list[tuple[int, list[int]]]]]  # steps, each with pairs of trajectory id and token ids
 
 
 class ScriptedRank:
-    """A LearnerRank (engine/learner/learner_rank.py) without a model, which resumes from the checkpoint of `step`."""
+    """A LearnerRank (engine/learner/learner_rank.py) without a model. It resumes from the checkpoint of `step`."""
 
     def __init__(self, step: int) -> None:
         self._step = step
@@ -94,7 +94,7 @@ async def wait_for_acknowledgements(head: Bus) -> None:
 
 
 def read_batches(events: Sequence[Event]) -> list[list[msg.GroupAccepted | msg.BatchReady]]:
-    """Return the messages of each batch: its groups, then BatchReady."""
+    """Return the messages of each batch: its groups, and then BatchReady."""
     batches: list[list[msg.GroupAccepted | msg.BatchReady]] = [[]]
     for message in (decode(event.frame).message for event in events):
         if isinstance(message, msg.GroupAccepted | msg.BatchReady):
@@ -105,7 +105,7 @@ def read_batches(events: Sequence[Event]) -> list[list[msg.GroupAccepted | msg.B
 
 
 def list_trained(*batches: Sequence[msg.GroupAccepted | msg.BatchReady]) -> Trained:
-    """Return the steps that the learner trains on, without tokens after the last loss token."""
+    """Return the steps on which the learner trains, without tokens after the last loss token."""
     complete = [batch for messages in batches for batch in assemble_batches(messages)]
     return [(batch.step, list_tokens(batch)) for batch in complete]
 
@@ -114,7 +114,7 @@ def list_tokens(batch: CompleteBatch) -> list[tuple[int, list[int]]]:
     return [(each.trajectory_id, build_rl_sequence(each).token_ids.tolist()) for each in batch.samples]
 
 
-async def test_a_batch_up_to_the_checkpoint_is_acknowledged_and_not_trained_again(tmp_path: Path) -> None:
+async def test_an_old_batch_is_acknowledged_without_training(tmp_path: Path) -> None:
     """All processes were killed after the learner had trained on the first batch. The next head had no record of the
     acknowledgement, and sent the batch to the next learner, which had a checkpoint of that step."""
     found, events = read("batch_in_the_checkpoint")
@@ -126,9 +126,9 @@ async def test_a_batch_up_to_the_checkpoint_is_acknowledged_and_not_trained_agai
     assert rank.trained[0][1]
 
 
-async def test_a_batch_of_an_earlier_launch_is_not_trained(tmp_path: Path) -> None:
-    """All processes, with the launcher, were killed after the learner had received a batch and before its checkpoint.
-    The resumed run repeated that step with other trajectories."""
+async def test_a_learner_does_not_train_on_a_batch_of_an_earlier_launch(tmp_path: Path) -> None:
+    """All processes and the launcher were killed after the learner had received a batch, but before the checkpoint.
+    The resumed run repeated the step with other trajectories."""
     found, events = read("batches_of_two_launches")
     earlier, *present = read_batches(events)
     folder = RunFolder(tmp_path)
@@ -159,8 +159,8 @@ async def test_the_learner_requests_engine_memory_for_each_step(tmp_path: Path) 
     assert rank.trained == [(3, [])]
 
 
-async def test_shutdown_waits_for_a_save_that_the_worker_has_not_begun(tmp_path: Path) -> None:
-    """Other ranks have begun the save."""
+async def test_shutdown_waits_for_a_save_that_the_busy_worker_has_not_begun(tmp_path: Path) -> None:
+    """The other ranks have already begun the save."""
     hub, free = Hub(), threading.Event()
     head, bus = hub.join("head", 100), hub.join("learner", 100)
     with ThreadPoolExecutor(1) as worker:
@@ -177,7 +177,7 @@ async def test_shutdown_waits_for_a_save_that_the_worker_has_not_begun(tmp_path:
         while (await head.receive()).message != msg.WeightsPublished(1, "", 4, ""):
             pass
         await head.send("learner", msg.Shutdown())
-        for _ in range(100):  # the learner receives it
+        for _ in range(100):  # until the learner has received Shutdown
             await asyncio.sleep(0)
         assert (running.done(), rank.saved) == (False, [])
         free.set()
@@ -185,8 +185,8 @@ async def test_shutdown_waits_for_a_save_that_the_worker_has_not_begun(tmp_path:
     assert rank.saved == [1]
 
 
-async def test_a_grant_behind_all_batches_of_a_run_reaches_a_starting_learner(tmp_path: Path) -> None:
-    """Head and learner were killed, and the head had no record of acknowledgements (seed 95 of a simulated run)."""
+async def test_a_starting_learner_receives_a_grant_behind_all_batches_of_a_run(tmp_path: Path) -> None:
+    """Head and learner were killed. The head had no record of acknowledgements (seed 95 of a simulated run)."""
     run = RunConfig(name="shared", engine=EngineConfig(kind="sglang"), sglang=SGLangConfig(colocate=True))
     rank = ScriptedRank(6)
     async with running_learner(rank, run, tmp_path, incarnation=2) as head:

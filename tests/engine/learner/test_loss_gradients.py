@@ -1,5 +1,5 @@
-"""Tests: value and gradient of each loss, mean, correction and term equal plain loops in float64, with any ranks,
-micro batches and orders of rows."""
+"""Tests: the value and gradient of each loss, mean, correction and term equal plain loops in float64, for any number
+of ranks, any micro batches and any order of rows."""
 
 import functools
 from itertools import product
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 PLUGINS = "tests.engine.learner.plugin_losses"
 MAX_TOKENS = small_run().dialogue.response_tokens
-# Learner settings by name. The rows' log ratios reach -6 and +6: clips, caps and the limit act on some tokens.
+# Settings of [learner] by case. Log ratios of -6 to +6 ensure that clips, caps and the limit affect some tokens.
 SETTINGS: dict[str, dict[str, Any]] = {
     **{f"grpo {mean}": {"mean": mean} for mean in ("tokens", "group", "sequence", "constant")},
     "grpo dual": {"clip_dual": 3.0},
@@ -62,7 +62,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "plug-in gspo": {"function": f"{PLUGINS}:compute_gspo_loss"},
     "plug-in dr_grpo": {"function": f"{PLUGINS}:compute_dr_grpo_loss"},
 }
-# the built-in settings that are equivalent to a plug-in's loss
+# built-in settings that are equivalent to the loss of a plug-in
 BUILT_IN = {
     "plug-in gspo": {"function": "gspo", "mean": "sequence"},
     "plug-in dr_grpo": {"mean": "constant"},
@@ -70,7 +70,7 @@ BUILT_IN = {
 
 
 def read_row(row: TrainingSample) -> tuple[Tensor, Tensor, list[float]]:
-    """Return token ids, the mask of loss tokens without the first token, and the engine's log probabilities of them."""
+    """Return token ids, the mask of loss tokens (without the first token), and the engine's logprobs of loss tokens."""
     ids = torch.from_numpy(np.frombuffer(row.record.token_ids, np.int32).astype(np.int64))
     mask = torch.from_numpy(np.frombuffer(row.record.loss_mask, np.uint8).astype(bool))
     mask[0] = False
@@ -79,7 +79,7 @@ def read_row(row: TrainingSample) -> tuple[Tensor, Tensor, list[float]]:
 
 
 def score(model: CausalLM, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute log probabilities and entropies of the loss tokens of one sequence, without batches."""
+    """Compute log probabilities and entropies of one sequence's loss tokens, without a batch."""
     log_p_TV = torch.log_softmax(model.compute_logits(model(ids[None, :-1]))[0], dim=-1)
     entropies_T = -(log_p_TV.exp() * log_p_TV).sum(-1)
     return log_p_TV.gather(1, ids[1:, None])[:, 0][mask[1:]], entropies_T[mask[1:]]
@@ -96,7 +96,7 @@ def compute_expected(name: str) -> tuple[float, dict[str, Tensor]]:
         logprobs, entropies = score(model, ids, mask)
         old = logprobs.tolist() if learner.loss.old_logprobs == "recomputed" else behaviour
         frozen = score(reference, ids, mask)[0].tolist() if learner.loss.kl_coef else ()
-        advantage = float(np.float32(row.advantage))  # the trainer has advantages in float32
+        advantage = float(np.float32(row.advantage))  # the trainer stores advantages in float32
         sequences.append(ReferenceSequence(logprobs, behaviour, old, advantage, row.group_id, list(entropies), frozen))
     loss = compute_reference_loss(sequences, learner, MAX_TOKENS)
     loss.backward()
@@ -125,20 +125,20 @@ def test_value_and_gradient_equal_plain_loops(name: str) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.nightly)])
-def test_value_and_gradient_do_not_depend_on_the_ranks(ranks: int) -> None:
+def test_value_and_gradient_do_not_depend_on_the_number_of_ranks(ranks: int) -> None:
     cases = [LossCase(settings, 40 if ranks == 2 else 128) for settings in SETTINGS.values()]
     for name, result in zip(SETTINGS, run_ranks(ranks, compute_gradients, cases)[0], strict=True):
         check(name, result)
 
 
-def test_the_corrections_act_on_some_tokens_of_the_rows() -> None:
+def test_corrections_and_clips_affect_some_tokens_of_the_rows() -> None:
     for name, figure in (("grpo tis", "correction_truncated"), ("grpo icepop", "correction_masked")):
         metrics = compute(LossCase(SETTINGS[name])).metrics
         assert 0.05 < metrics[figure] < 0.95
     assert 0 < compute(LossCase(SETTINGS["plug-in gspo"])).metrics["clipped_sequences"] <= 1
 
 
-def test_metrics_that_depend_on_the_data_are_refused() -> None:
+def test_metrics_whose_names_depend_on_the_data_are_refused() -> None:
     run = small_run(function=f"{PLUGINS}:compute_loss_with_changing_metrics", micro_batch_tokens=40)
     trainer = Trainer(trainable_model(), run, RankGroup())
     trainer.start_stage("rl")

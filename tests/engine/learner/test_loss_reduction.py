@@ -10,7 +10,7 @@ from asterism.policies.losses.policy_loss import LossOutput
 
 @pytest.fixture
 def reduced(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """Collect the tensors that a reduction sends."""
+    """Collect the tensors that a reduction sends to other ranks."""
     sent: list[Tensor] = []
 
     def all_reduce(_ranks: RankGroup, values: Tensor, _operation: object) -> Tensor:
@@ -21,13 +21,13 @@ def reduced(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     return sent
 
 
-def test_the_cold_start_sends_its_loss_and_no_empty_maxima(reduced: list[Tensor]) -> None:
+def test_the_cold_start_reduces_its_loss_but_no_empty_maxima(reduced: list[Tensor]) -> None:
     sums = reduce_outputs([LossOutput(torch.tensor(2.0)), LossOutput(torch.tensor(3.0))], RankGroup())
     assert (sums.loss, sums.maxima) == (5.0, {})
     assert [each.tolist() for each in reduced] == [[5.0]]
 
 
-def test_sums_and_maxima_keep_their_names(reduced: list[Tensor]) -> None:
+def test_reduced_sums_and_maxima_keep_their_names(reduced: list[Tensor]) -> None:
     outputs = [
         LossOutput(
             torch.tensor(1.0),

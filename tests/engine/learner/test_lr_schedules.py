@@ -12,7 +12,7 @@ def test_the_cosine_schedule_warms_up_and_ends_near_zero() -> None:
     assert 0 < rates[-1] < 1e-3
 
 
-def test_the_linear_schedule_warms_up_and_reaches_its_final_fraction_at_the_last_step() -> None:
+def test_the_linear_schedule_warms_up_and_ends_at_its_final_fraction() -> None:
     rates = [linear_schedule(step, 60, 5, 0.2) for step in range(60)]
     assert rates[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
     assert rates[-1] == pytest.approx(0.2)

@@ -50,7 +50,7 @@ def test_muon_equals_torch_muon_up_to_bfloat16_rounding() -> None:
 
 
 @slow
-def test_the_cold_start_uses_muon_for_the_layers_matrices_and_adamw_for_the_rest() -> None:
+def test_muon_updates_the_matrices_of_layers_and_adamw_the_other_parameters() -> None:
     model = small_model(config=small_config(tie_word_embeddings=False)).requires_grad_(True)
     names = {parameter: name for name, parameter in model.named_parameters()}
     muon, adamw = (
@@ -63,7 +63,7 @@ def test_the_cold_start_uses_muon_for_the_layers_matrices_and_adamw_for_the_rest
 
 
 @slow
-def test_rl_and_the_cold_start_of_a_pretrained_model_use_adamw_for_all_parameters() -> None:
+def test_adamw_updates_all_parameters_of_rl_and_of_the_default_cold_start() -> None:
     model = small_model().requires_grad_(True)
     (cold_start,), (rl,) = build_sft_optimizers(model, SftConfig()), build_rl_optimizers(model, LearnerConfig())
     assert cold_start.defaults["lr"] == 1e-5
@@ -74,7 +74,7 @@ def test_rl_and_the_cold_start_of_a_pretrained_model_use_adamw_for_all_parameter
 
 @slow
 @pytest.mark.parametrize("name", OPTIMIZER_KINDS)
-def test_the_state_of_an_optimizer_has_the_moments_of_its_record(name: str) -> None:
+def test_an_optimizer_has_the_number_of_moments_in_its_record(name: str) -> None:
     model = small_model().requires_grad_(True)
     numbers: set[float] = set()
     for optimizer in build_sft_optimizers(model, SftConfig(optimizer=name)):

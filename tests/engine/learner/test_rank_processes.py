@@ -1,4 +1,4 @@
-"""The ranks of a test program fail the test that starts them."""
+"""Test: an error on a rank fails the test that started the ranks."""
 
 import pytest
 
@@ -11,6 +11,6 @@ def fail(_ranks: RankGroup) -> None:
 
 
 @pytest.mark.slow
-def test_the_first_error_of_a_rank_ends_the_others_and_is_in_the_message() -> None:
+def test_the_first_error_of_a_rank_is_reported_and_ends_the_other_ranks() -> None:
     with pytest.raises(AssertionError, match=r"(?s)^rank [01], 1: Process [01]:\nTraceback .*invalid literal for int"):
         run_ranks(2, fail)

@@ -1,4 +1,4 @@
-"""Tests: training on 1, 2 and 4 ranks gives the same gradients and weights, with any sharding of parameters."""
+"""Tests: training on 1, 2 and 4 ranks gives equal gradients and weights for any sharding of parameters."""
 
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ CASES = [*((stage, is_tied) for stage in ("sft", "rl", "recomputed") for is_tied
 
 
 def differences(one: dict[str, Tensor], other: dict[str, Tensor]) -> tuple[float, float]:
-    """Return the norm and the largest element of the difference, relative to the norm of `one`."""
+    """Return the norm of the difference and its largest element, both relative to the norm of `one`."""
     x, y = (torch.cat([each[name].double().flatten() for name in one]) for each in (one, other))
     return float((x - y).norm() / x.norm()), float((x - y).abs().max() / x.norm())
 
 
 def are_equal(one: Outcome, other: Outcome) -> bool:
-    """Compare in float32, without elements with gradients near 0: Adam amplifies the rounding of their gradients."""
+    """Compare in float32. Elements with gradients near 0 are excluded, because Adam amplifies their rounding."""
     _, largest = differences(one.gradients, other.gradients)
     bound = 1e-7 * max(float(gradient.abs().max()) for gradient in one.gradients.values())
     kept = {name: gradient.abs() > bound for name, gradient in one.gradients.items()}
@@ -41,7 +41,7 @@ def make_scripts(chunk_tokens: int = 0, **learner: Any) -> list[RankScript]:
 
 
 def list_forms(outcome: Outcome) -> set[tuple[bool, str]]:
-    """Return whether parameters are sharded, and their dtypes."""
+    """Return each combination of sharding and dtype among the parameters."""
     return {(form.is_sharded, form.dtype) for form in outcome.parameter_forms.values()}
 
 
@@ -54,7 +54,7 @@ def list_forms(outcome: Outcome) -> set[tuple[bool, str]]:
     ],
 )
 def test_gradients_and_parameters_do_not_depend_on_ranks_and_micro_batches(ranks: int, options: dict[str, Any]) -> None:
-    """The ranks have different numbers of chunks of logits."""
+    """The ranks compute logits in different numbers of chunks."""
     alone = train(1, *make_scripts())
     together = train(ranks, *make_scripts(chunk_tokens=5, micro_batch_tokens=40, **options))
     for (stage, is_tied), one, several in zip(CASES, alone, together, strict=True):
@@ -68,7 +68,7 @@ def test_gradients_and_parameters_do_not_depend_on_ranks_and_micro_batches(ranks
 
 @pytest.mark.nightly
 def test_compiled_layers_of_two_ranks_give_the_same_update() -> None:
-    """The cases have recomputed activations, experts, or adapters with a reference."""
+    """The cases have recomputed activations, experts, or adapters with a reference model."""
 
     def make_cases(**settings: Any) -> list[RankScript]:
         adapted = settings | {"activation_checkpointing": "full", "rank": 2, "kl_coef": 0.1, "lr": 1e-3}
@@ -86,7 +86,7 @@ def test_compiled_layers_of_two_ranks_give_the_same_update() -> None:
 
 
 @pytest.mark.nightly
-def test_two_copies_of_two_shards_give_the_same_update() -> None:
+def test_two_replicas_of_two_shards_give_the_same_update() -> None:
     alone = train(1, *make_scripts()[:4])
     together = train(4, *make_scripts(ranks=4, dp_replicate=2)[:4])
     for one, four in zip(alone, together, strict=True):
@@ -96,8 +96,8 @@ def test_two_copies_of_two_shards_give_the_same_update() -> None:
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.nightly), 2])
-def test_bfloat16_computes_with_float32_weights_gradients_and_moments(ranks: int) -> None:
-    cases = (0, 1, 4, 5)  # cases with the same old log probabilities in both dtypes
+def test_training_in_bfloat16_has_float32_weights_gradients_and_moments(ranks: int) -> None:
+    cases = (0, 1, 4, 5)  # cases whose old log probabilities are equal in both dtypes
     exact, rounded = ([make_scripts(dtype=dtype)[case] for case in cases] for dtype in ("float32", "bfloat16"))
     for one, other in zip(train(1, *exact), train(ranks, *rounded), strict=True):
         assert list_forms(other) == {(ranks > 1, "torch.float32")}
@@ -112,8 +112,8 @@ def test_bfloat16_computes_with_float32_weights_gradients_and_moments(ranks: int
     ("first", "second"),
     [(2, 1), *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in [(1, 2), (2, 4), (4, 1)])],
 )
-def test_a_checkpoint_is_resumable_with_another_number_of_ranks(first: int, second: int, tmp_path: Path) -> None:
-    """The export is rounded, and all ranks write it."""
+def test_a_checkpoint_can_resume_with_another_number_of_ranks(first: int, second: int, tmp_path: Path) -> None:
+    """All ranks write the checkpoint, and the export is rounded."""
     (straight,) = train(1, RankScript("rl", end=4))
     exports, checkpoint = {"export_dtype": "bfloat16"}, tmp_path / "checkpoint"
     (saved,) = train(first, RankScript("rl", end=2, saved=str(tmp_path), max_shard_bytes=20_000, learner=exports))

@@ -38,7 +38,7 @@ MB = 10**6
 class WrittenModel(NamedTuple):
     folder: Path
     sums: dict[str, float]  # sum of the elements of each tensor
-    num_bytes: int  # size in float32
+    num_bytes: int  # size of all parameters in float32
 
 
 def write_model(folder: Path, config: DecoderConfig) -> WrittenModel:
@@ -59,7 +59,7 @@ def write_model(folder: Path, config: DecoderConfig) -> WrittenModel:
 
 
 def make_config(num_layers: int, vocab_size: int) -> DecoderConfig:
-    """Make a config. With an odd `vocab_size`, shards differ in size."""
+    """Make a config. An odd `vocab_size` gives shards of different sizes."""
     return DecoderConfig(
         vocab_size=vocab_size,
         hidden_size=512,
@@ -73,13 +73,13 @@ def make_config(num_layers: int, vocab_size: int) -> DecoderConfig:
 
 
 class RankReport(NamedTuple):
-    loading_bytes: int  # peak growth of anonymous memory while the model loads
+    loading_bytes: int  # peak growth of anonymous memory during the load
     sums: dict[str, float]  # sum of the elements of each whole parameter
     loaded: dict[str, ParameterForm]
     logprobs: list[float]
     after_forward: dict[str, ParameterForm]
-    mesh: dict[str, int]  # sizes of the mesh by name
-    backends: list[str]  # backends of the control group and of the tensor group
+    mesh: dict[str, int]  # sizes of the dimensions of the mesh, by name
+    backends: list[str]  # backends of two groups: control and tensor
     timeouts_s: list[float]
 
 
@@ -97,7 +97,7 @@ def score(model: CausalLM) -> list[float]:
 
 
 def load_and_score(ranks: RankGroup, checkpoint: Path, dtype: str) -> RankReport:
-    """Report what the rank loads and keeps."""
+    """Load a model, run a forward pass, and report what the rank loads and keeps."""
     with measuring_memory() as peak:
         model = load_sharded_model(checkpoint, ranks, dtype)
     groups: list[Any] = [dist.group.WORLD, ranks.tensor_group]
@@ -129,8 +129,8 @@ def check_report(report: RankReport, model: WrittenModel, ranks: int, most_bytes
 
 
 @slow
-def test_a_rank_loads_and_after_a_forward_pass_has_only_its_shards(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model", make_config(num_layers=4, vocab_size=20_001))  # 135 MB
+def test_a_rank_loads_and_keeps_only_its_shards(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", make_config(num_layers=4, vocab_size=20_001))  # its size is 135 MB
     first, second = probe(2, model.folder, dtype="bfloat16", collective_timeout_s=77)
     for report in (first, second):
         check_report(report, model, 2, most_bytes=model.num_bytes / 2 + 50 * MB)
@@ -143,7 +143,7 @@ def test_a_rank_loads_and_after_a_forward_pass_has_only_its_shards(tmp_path: Pat
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_loading_300_mb_needs_memory_for_a_share_and_two_blocks(ranks: int, tmp_path: Path) -> None:
+def test_loading_300_mb_takes_the_memory_of_a_share_and_two_blocks(ranks: int, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", make_config(num_layers=11, vocab_size=40_001))
     assert model.num_bytes > 300 * MB
     for report in probe(ranks, model.folder):
@@ -151,14 +151,14 @@ def test_loading_300_mb_needs_memory_for_a_share_and_two_blocks(ranks: int, tmp_
 
 
 @slow
-def test_a_forward_pass_alone_leaves_shards_of_a_tied_model(tmp_path: Path) -> None:
+def test_after_a_forward_pass_a_tied_model_has_only_shards(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", small_config(tie_word_embeddings=True))
     for report in probe(2, model.folder, dtype="bfloat16"):
         assert {(form.is_sharded, form.dtype) for form in report.after_forward.values()} == {(True, "torch.float32")}
         assert report.after_forward == report.loaded
 
 
-def test_a_single_rank_in_float32_has_whole_parameters(tmp_path: Path) -> None:
+def test_a_single_rank_in_float32_has_unsharded_parameters(tmp_path: Path) -> None:
     write_initial_checkpoint(tmp_path / "model")
     model = load_sharded_model(tmp_path / "model", RankGroup())
     expected = load_model(tmp_path / "model").state_dict()
@@ -166,7 +166,7 @@ def test_a_single_rank_in_float32_has_whole_parameters(tmp_path: Path) -> None:
     assert all(type(parameter) is torch.nn.Parameter for parameter in model.parameters())
 
 
-def test_errors_of_the_files_name_file_and_tensor(tmp_path: Path) -> None:
+def test_errors_of_weight_files_name_file_and_tensor(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", small_config())
     save_file({"model.norm.weight": torch.ones(31)}, model.folder / "1.safetensors")
     with pytest.raises(CheckpointError, match=r"1\.safetensors: model\.norm\.weight has shape \[31\]"):
@@ -177,7 +177,7 @@ def test_errors_of_the_files_name_file_and_tensor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
-def test_a_single_rank_in_bfloat16_computes_as_a_bfloat16_model_and_has_float32_gradients(model_type: str) -> None:
+def test_a_single_rank_in_bfloat16_has_float32_gradients(model_type: str) -> None:
     token_ids_BT = torch.arange(12)[None]
     model = small_model(config=small_architecture(model_type), std=0.1).requires_grad_(True)
     narrow = small_model(config=small_architecture(model_type), std=0.1).requires_grad_(True).to(torch.bfloat16)
@@ -195,14 +195,14 @@ def test_a_single_rank_in_bfloat16_computes_as_a_bfloat16_model_and_has_float32_
         assert float((gradient - other.float()).norm()) < 0.005 * float(gradient.norm()), name
 
 
-def test_the_copies_of_the_model_are_equal_parts_of_the_ranks() -> None:
+def test_model_replicas_have_equal_numbers_of_ranks() -> None:
     assert compute_parallel_dims(8, 2) == ParallelDims(dp_replicate=2, dp_shard=4)
     assert compute_parallel_dims(8, 2).num_data_ranks == 8
     with pytest.raises(UnusableInput, match=r"learner\.dp_replicate = 3 must divide the number of ranks, .*: 8"):
         compute_parallel_dims(8, 3)
 
 
-def test_a_rank_without_a_gpu_is_refused_with_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_rank_without_a_gpu_names_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(UnusableInput, match=r'learner\.device = "cuda" needs a GPU .*: rank 1 of this node finds 1;'):

@@ -1,4 +1,4 @@
-"""Tests of learner.memory.offload: between steps the device has no weights and moments, and training gives the same bits."""
+"""Tests of learner.memory.offload: between steps the device has no weights or moments. Training gives the same bits."""
 
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ STEPS, SAVED_BEFORE, SAVED_WHILE_MOVED = 4, 2, (3, 4)
 
 
 class OffloadReport(msgspec.Struct):
-    state_bytes: list[int] = []  # state on the device after each step; empty: nothing moves
-    resident_bytes: list[int] = []  # the same storages after the memory is released
+    state_bytes: list[int] = []  # bytes of state on the device after each step; empty without offload
+    resident_bytes: list[int] = []  # bytes of the same storages after the release
     policies: set[str] = set()  # offload policies of FSDP's units
     metrics: list[dict[str, float]] = []
     offload_metrics: list[str] = []
@@ -50,10 +50,10 @@ def list_policies(model: torch.nn.Module) -> set[str]:
 
 
 def train_offloaded(ranks: RankGroup, out: Path, settings: dict[str, Any]) -> OffloadReport:
-    """Train steps that free the memory of the device in between, with a reference model.
+    """Train with a reference model, and free the memory of the device between steps.
 
-    The save of step 2 starts before the state moves, those of steps 3 and 4 start while it is moved. The state returns
-    after the end of step 3's save and during step 4's save.
+    The save of step 2 starts before the state moves to the host. The saves of steps 3 and 4 start afterwards. The
+    state returns to the device after the save of step 3 has ended, and during the save of step 4.
     """
     run = small_run(**settings)
     if ranks.is_leader:
@@ -100,7 +100,7 @@ def train(folder: Path, count: int, **learner: Any) -> list[OffloadReport]:
 
 
 def read_tensor_files(out: Path, step: int) -> dict[str, bytes]:
-    """Read the saved weights, moments and random states: equal states have equal bytes."""
+    """Read the saved weights, moments and random states. Equal states have equal bytes."""
     folder = get_tensors_folder(out / f"step_{step:06d}")
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
@@ -113,10 +113,8 @@ def read_tensor_files(out: Path, step: int) -> dict[str, bytes]:
         pytest.param(2, "float32", marks=pytest.mark.nightly),
     ],
 )
-def test_a_state_that_moves_between_steps_trains_and_saves_the_same_bits(
-    ranks: int, dtype: str, tmp_path: Path
-) -> None:
-    """On two ranks FSDP pads a shard of the 97 vocabulary rows."""
+def test_offload_between_steps_does_not_change_training_and_checkpoints(ranks: int, dtype: str, tmp_path: Path) -> None:
+    """With two ranks, FSDP pads a shard of the 97 rows of the vocabulary."""
     kept = train(tmp_path / "kept", ranks, dtype=dtype)
     moved = train(tmp_path / "moved", ranks, dtype=dtype, offload="between_steps")
     torch.testing.assert_close(moved[0].parameters, kept[0].parameters, rtol=0, atol=0)
@@ -126,7 +124,7 @@ def test_a_state_that_moves_between_steps_trains_and_saves_the_same_bits(
     model_bytes = sum(4 * each.numel() for each in kept[0].parameters.values())
     for report in moved:
         assert report.resident_bytes == [0] * STEPS
-        assert min(report.state_bytes) >= 4 * model_bytes / ranks  # weights, two moments, reference
+        assert min(report.state_bytes) >= 4 * model_bytes / ranks  # weights, two moments, and the reference model
         assert report.offload_metrics == ["offload_s"]
     assert all(report.state_bytes == [] and report.offload_metrics == [] for report in kept)
 
@@ -139,8 +137,8 @@ def test_a_state_that_moves_between_steps_trains_and_saves_the_same_bits(
         (2, "bfloat16"),
     ],
 )
-def test_an_update_in_main_memory_gives_the_same_bits(ranks: int, dtype: str, tmp_path: Path) -> None:
-    """One rank in float32 is compared with a model without FSDP."""
+def test_an_update_in_host_memory_gives_the_same_bits(ranks: int, dtype: str, tmp_path: Path) -> None:
+    """In float32, one rank is compared with a model without FSDP."""
     on_device = train(tmp_path / "device", ranks, dtype=dtype)
     on_host = train(tmp_path / "host", ranks, dtype=dtype, offload="optimizer")
     torch.testing.assert_close(on_host[0].parameters, on_device[0].parameters, rtol=0, atol=0)
@@ -164,33 +162,33 @@ def make_offloading_run(path: Path) -> tuple[RunConfig, RunFolder]:
 
 
 def count_moved(rank: LearnerRank) -> int:
-    """Count the tensors in main memory, and check that these tensors have no memory on the device."""
+    """Count the tensors in host memory, and check that they use no memory on the device."""
     moved = rank._offload._moved  # pyright: ignore[reportPrivateUsage]
     assert all(each.on_device.untyped_storage().nbytes() == 0 for each in moved)
     return len(moved)
 
 
 def train_steps(rank: LearnerRank, folder: RunFolder, *steps: int) -> list[str]:
-    """Train steps; return the digests of the published weights."""
+    """Run these steps, and return the digests of the published weights."""
     results = [train_step(rank, folder, step) for step in steps]
     return [result.published.digest for result in results if result.published is not None]
 
 
-def test_the_memory_is_free_from_a_publication_to_the_next_step(open_rank: OpenRank, tmp_path: Path) -> None:
+def test_device_memory_is_free_from_a_publication_to_the_next_step(open_rank: OpenRank, tmp_path: Path) -> None:
     run, folder = make_offloading_run(tmp_path / "moved")
     rank = open_rank(run, folder)
     assert count_moved(rank) == 0
     assert rank.start(None, no_report, journaled_steps=[1]).published is None
-    assert count_moved(rank) == 0  # the engines' memory is still lent
+    assert count_moved(rank) == 0  # the learner still uses the engines' memory
     train_step(rank, folder, 1, publish=False)
     assert count_moved(rank) == 0
     metrics = train_step(rank, folder, 2).metrics
     num_parameters = len(gather_full_parameters(load_model(folder.checkpoints / "init")))
-    assert count_moved(rank) == 4 * num_parameters  # weights, two moments and a number of steps
+    assert count_moved(rank) == 4 * num_parameters  # weights, two moments and a step counter
     assert metrics["offload_s"] > 0
 
 
-def test_weights_are_published_and_saved_as_without_offload(open_rank: OpenRank, tmp_path: Path) -> None:
+def test_offload_does_not_change_published_and_saved_weights(open_rank: OpenRank, tmp_path: Path) -> None:
     plain_run, plain_folder = make_run(tmp_path, sft_steps=0)
     plain = open_rank(plain_run, plain_folder)
     plain.start(None, no_report)

@@ -32,7 +32,7 @@ def test_the_cold_start_lowers_the_training_loss() -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
-def test_a_model_that_replaces_the_cold_starts_model_gets_the_settings_of_layers() -> None:
+def test_a_model_that_replaces_the_cold_start_model_keeps_the_layer_settings() -> None:
     made = make_trainer(activation_checkpointing="full", compile=True)
     made.model = trainable_model()
     made.start_stage("rl")
@@ -40,7 +40,7 @@ def test_a_model_that_replaces_the_cold_starts_model_gets_the_settings_of_layers
 
 
 @pytest.mark.parametrize(("advantage", "sign"), [(1.0, 1), (-1.0, -1)])
-def test_a_step_makes_good_answers_more_likely_and_bad_answers_less_likely(advantage: float, sign: int) -> None:
+def test_a_step_makes_good_answers_more_and_bad_answers_less_likely(advantage: float, sign: int) -> None:
     made = make_trainer(minibatches=1, warmup_steps=0)
     batch = [build_rl_sequence(_on_policy(made, row(index, 0, seed=9, advantage=advantage))) for index in range(4)]
     before = made.run_rl_step(batch)
@@ -50,7 +50,7 @@ def test_a_step_makes_good_answers_more_likely_and_bad_answers_less_likely(advan
 
 
 def _on_policy(made: Trainer, before: TrainingSample) -> TrainingSample:
-    """Return the row with the log probabilities of the trainer's current policy."""
+    """Return the row with log probabilities of the trainer's current policy."""
     ids = torch.from_numpy(np.frombuffer(before.record.token_ids, np.int32).astype(np.int64))
     with torch.no_grad():
         log_p_TV = torch.log_softmax(made.model.compute_logits(made.model(ids[None, :-1]))[0], dim=-1)
@@ -59,14 +59,14 @@ def _on_policy(made: Trainer, before: TrainingSample) -> TrainingSample:
     return replace_tokens(before, logprobs=logprobs.tobytes())
 
 
-def test_on_policy_rows_show_no_mismatch_and_no_clipping_before_the_first_update() -> None:
+def test_on_policy_rows_have_no_mismatch_and_no_clipping_before_the_first_update() -> None:
     made = make_trainer(minibatches=1)
     metrics = made.run_rl_step([build_rl_sequence(_on_policy(made, each)) for each in rows(0)])
     assert metrics["mismatch_max"] < 1e-4
     assert metrics["clip_fraction"] == 0.0
 
 
-def test_clipping_acts_from_the_second_minibatch_on() -> None:
+def test_clipping_starts_with_the_second_minibatch() -> None:
     made = make_trainer(minibatches=4, lr=0.05, warmup_steps=0)
     metrics = made.run_rl_step([build_rl_sequence(_on_policy(made, each)) for each in rows(0)])
     assert metrics["updates"] == 4
@@ -77,7 +77,7 @@ def test_clipping_acts_from_the_second_minibatch_on() -> None:
 def test_micro_batches_of_any_size_give_the_same_update() -> None:
     small, large = make_trainer(micro_batch_tokens=40), make_trainer(micro_batch_tokens=100_000)
     metrics = [made.run_rl_step(rl_sequences(0)) for made in (small, large)]
-    torch.testing.assert_close(copy_weights(small), copy_weights(large), rtol=0, atol=2e-5)  # one update: 5e-4
+    torch.testing.assert_close(copy_weights(small), copy_weights(large), rtol=0, atol=2e-5)  # an update is about 5e-4
     assert metrics[0].pop("fill") > 0.7 > 0.1 > metrics[1].pop("fill")
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
 
@@ -89,7 +89,7 @@ def test_a_cold_start_batch_without_loss_tokens_changes_nothing() -> None:
     torch.testing.assert_close(copy_weights(made), before, rtol=0, atol=0)
 
 
-def test_a_batch_without_rows_is_a_step_without_update() -> None:
+def test_a_batch_without_rows_makes_no_update() -> None:
     made = make_trainer()
     before = copy_weights(made)
     metrics = made.run_rl_step([])
@@ -103,7 +103,7 @@ def test_rows_without_loss_tokens_make_no_update() -> None:
     assert make_trainer().run_rl_step([build_rl_sequence(silent)])["updates"] == 0.0
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted() -> None:
+def test_a_gradient_that_is_not_finite_is_counted_and_changes_nothing() -> None:
     made = make_trainer(minibatches=1)
     before = copy_weights(made)
     metrics = made.run_rl_step([build_rl_sequence(row(0, 0, seed=0, advantage=math.inf))])
@@ -111,7 +111,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted() -> None:
     assert metrics["updates_skipped"] == 1.0
 
 
-def test_a_token_id_outside_the_vocabulary_is_refused_before_it_reaches_the_model() -> None:
+def test_a_token_id_outside_the_vocabulary_is_refused_before_the_forward_pass() -> None:
     bad = row(0, 0, seed=0)
     ids = np.frombuffer(bad.record.token_ids, np.int32).copy()
     ids[2] = 97
@@ -125,7 +125,7 @@ def test_the_learning_rate_follows_its_schedule() -> None:
     assert rates == pytest.approx([0.5e-3, 1e-3, 1e-3, 5 / 6 * 1e-3, 2 / 3 * 1e-3, 0.5e-3])
 
 
-def test_recomputed_log_probabilities_come_from_the_weights_before_the_step() -> None:
+def test_old_log_probabilities_are_recomputed_with_the_weights_before_the_step() -> None:
     settings: dict[str, Any] = {"minibatches": 4, "warmup_steps": 0, "correction": "none"}
     without_change = make_trainer(lr=1e-12, old_logprobs="recomputed", **settings).run_rl_step(rl_sequences(0))
     recomputed = make_trainer(lr=0.05, old_logprobs="recomputed", **settings).run_rl_step(rl_sequences(0))
@@ -138,7 +138,7 @@ def test_recomputed_log_probabilities_come_from_the_weights_before_the_step() ->
     assert recomputed["ratio_max"] > 1.1
 
 
-def test_a_mismatch_above_the_limit_stops_before_the_update() -> None:
+def test_a_mismatch_above_the_limit_stops_the_learner_before_the_update() -> None:
     made = make_trainer(mismatch_limit=0.1)
     before = copy_weights(made)
     with pytest.raises(
@@ -148,7 +148,7 @@ def test_a_mismatch_above_the_limit_stops_before_the_update() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in copy_weights(made).items())
 
 
-def test_weights_that_are_not_finite_are_reported_with_the_parameter() -> None:
+def test_the_error_for_weights_that_are_not_finite_names_the_parameter() -> None:
     made = make_trainer()
     made.check_weights()
     with torch.no_grad():

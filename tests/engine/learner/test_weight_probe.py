@@ -1,4 +1,4 @@
-"""Tests of the learner's probe: its prompts, and its log probabilities on one and on several ranks."""
+"""Tests of the probe: its prompts, and its log probabilities on one and several ranks."""
 
 from pathlib import Path
 
@@ -58,7 +58,7 @@ def test_prompts_end_before_unlikely_tokens() -> None:
     assert len(pick_prompts(sure, 3, 1)) == NUM_PROMPTS
 
 
-def test_prompts_stay_until_they_are_renewed_and_depend_on_seed_and_step() -> None:
+def test_prompts_depend_on_seed_and_step_and_stay_until_they_are_renewed() -> None:
     model, prober = trainable_model(), WeightProber(5, RankGroup())
     prober.choose_prompts(1, [])
     assert prober.measure(model) is None
@@ -76,7 +76,7 @@ def test_prompts_stay_until_they_are_renewed_and_depend_on_seed_and_step() -> No
     assert again.measure(model) == probes[0]
 
 
-def test_prompts_of_a_checkpoint_are_probed_at_once_and_renewed_at_the_same_step(tmp_path: Path) -> None:
+def test_prompts_of_a_checkpoint_are_used_immediately_and_renewed_at_the_same_step(tmp_path: Path) -> None:
     model, undisturbed, restarted = trainable_model(), WeightProber(5, RankGroup()), WeightProber(5, RankGroup())
     undisturbed.choose_prompts(2, rl_sequences(2))
     get_trainer_folder(tmp_path).mkdir()
@@ -92,7 +92,7 @@ def test_prompts_of_a_checkpoint_are_probed_at_once_and_renewed_at_the_same_step
 
 
 def probe(ranks: RankGroup) -> WeightProbe | None:
-    """Probe an untied model."""
+    """Measure the probe of an untied model."""
     model, prober = trainable_model(is_tied=False), WeightProber(5, ranks)
     shard_model(model, ranks)
     prober.choose_prompts(2, rl_sequences(2))
@@ -101,7 +101,7 @@ def probe(ranks: RankGroup) -> WeightProbe | None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("copies", [1, 2])
-def test_ranks_have_the_probe_of_one_rank(copies: int) -> None:
+def test_two_ranks_measure_the_same_probe_as_one(copies: int) -> None:
     alone = probe(RankGroup())
     first, second = run_ranks(2, probe, learner=small_run(ranks=2, dp_replicate=copies).learner)
     assert first is not None and alone is not None

@@ -1,4 +1,4 @@
-"""Tests: all ranks publish a model together; each rank writes its own rows, and buffers one bucket of other rows."""
+"""Tests: all ranks publish a model together. Each rank writes its own rows and buffers at most a bucket of others."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,13 +30,13 @@ slow = pytest.mark.slow
 
 class Publication(NamedTuple):
     published: WeightsPublished
-    peaks: list[int]  # anonymous memory of each rank while it publishes
+    peaks: list[int]  # peak growth of each rank's anonymous memory during a publication
 
 
 def publish_twice(
     ranks: RankGroup, ranks_per_node: int, checkpoint: Path, out: Path, dtype: str, settings: dict[str, Any]
 ) -> tuple[WeightsPublished | None, int]:
-    """Return the second message, and the peak of memory. Ranks on later nodes cannot write to OUT/slots."""
+    """Publish twice; return the second message and the peak memory. Ranks on later nodes cannot write to OUT/slots."""
     learner, ranks = small_run(**settings, ranks=4).learner, ranks._replace(local_world_size=ranks_per_node)
     model = load_sharded_model(checkpoint, ranks, learner.dtype, get_lora_options(learner))
     fill_adapters(model)
@@ -82,7 +82,7 @@ def assert_holds(published: WeightsPublished, expected: dict[str, Tensor]) -> No
         pytest.param(4, 2, "float32", {"dp_replicate": 2}, id="a copy on each node"),
     ],
 )
-def test_the_published_weights_have_the_rows_of_all_ranks(
+def test_the_published_weights_contain_the_rows_of_all_ranks(
     ranks: int, ranks_per_node: int, dtype: str, learner: dict[str, str | int], tmp_path: Path
 ) -> None:
     model = write_model(tmp_path / "model", small_config(vocab_size=101, tie_word_embeddings=False))
@@ -97,8 +97,8 @@ def test_the_published_weights_have_the_rows_of_all_ranks(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("ranks_per_node", [1, 2])
-def test_publishing_300_mb_needs_memory_for_two_buckets(ranks_per_node: int, tmp_path: Path) -> None:
-    """A rank has its share of the weights already: the bound covers two buckets and a margin."""
+def test_publishing_300_mb_takes_the_memory_of_two_buckets(ranks_per_node: int, tmp_path: Path) -> None:
+    """A rank already has its share of the weights, so the bound covers only two buckets and a margin."""
     model = write_model(tmp_path / "model", make_config(num_layers=11, vocab_size=40_001))
     assert model.num_bytes > 300 * MB
     publication = publish_on(2, ranks_per_node, model.folder, tmp_path / "out", "bfloat16", {})

@@ -1,4 +1,4 @@
-"""Runs steps of one stage per script on all ranks."""
+"""Runs scripts on all ranks. Each script has the steps of one stage."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -29,25 +29,25 @@ Step = Callable[[Trainer, int], dict[str, float]]
 
 
 class RankScript(msgspec.Struct, frozen=True):
-    stage: str  # sft, rl, recomputed: rl with recomputed log probabilities, experts: sft of a model with experts, or
-    # adapted: rl with adapters that are added after a step of the cold start
+    stage: str  # sft, rl, recomputed (rl with recomputed log probabilities), experts (sft of a model with experts), or
+    # adapted (rl with adapters that are added after a step of the cold start)
     first: int = 0
     end: int = 5
-    saved: str = ""  # folder for `checkpoint` of the end, and for a new model with adapters of step 0; empty: none
-    max_shard_bytes: int = 5 * 10**9  # limit for shards of the export
-    checkpoint: str = ""  # checkpoint to resume from; empty: a new model
-    is_tied: bool = True  # whether the new model is tied
+    saved: str = ""  # folder for a final checkpoint, and for one of step 0 of a new model with adapters; empty: none
+    max_shard_bytes: int = 5 * 10**9  # limit of a shard's size in the export
+    checkpoint: str = ""  # checkpoint from which the script resumes; empty: a new model
+    is_tied: bool = True  # whether the new model has tied embeddings
     learner: dict[str, Any] = {}  # settings of [learner]
-    chunk_tokens: int = 0  # tokens for which logits are computed at once; 0: all tokens
+    chunk_tokens: int = 0  # number of tokens whose logits are computed at once; 0: all
 
 
 class Outcome(msgspec.Struct):
     parameters: dict[str, Tensor]
-    gradients: dict[str, Tensor]  # gradients of the first update, before which all ranks have equal weights
+    gradients: dict[str, Tensor]  # gradients of the first update, when all ranks still have equal weights
     metrics: list[dict[str, float]]
     parameter_forms: dict[str, ParameterForm]
-    gradient_dtypes: set[str]  # of the last update
-    optimizer_dtypes: set[str]  # of the optimizer's tensors
+    gradient_dtypes: set[str]  # dtypes of gradients in the last update
+    optimizer_dtypes: set[str]  # dtypes of the optimizer's tensors
 
 
 class RecordingTrainer(Trainer):
@@ -132,14 +132,14 @@ def run_script(ranks: RankGroup, script: RankScript) -> Outcome:
 
 
 def run_scripts(ranks: RankGroup, scripts: Sequence[RankScript]) -> list[Outcome]:
-    """Return the outcomes on the leading rank."""
-    warnings.filterwarnings("error", "FSDP2-wrapped module")  # a warning about outputs that are views
+    """Run the scripts in order. The leading rank returns their outcomes."""
+    warnings.filterwarnings("error", "FSDP2-wrapped module")  # this warning is about outputs that are views
     outcomes = [run_script(ranks, script) for script in scripts]
     return outcomes if ranks.is_leader else []
 
 
 def train(count: int, *scripts: RankScript) -> list[Outcome]:
-    """Run all scripts in one set of rank processes, or in this process for a single rank without a mesh."""
+    """Run all scripts in one set of rank processes. A single rank without a mesh runs them in this process."""
     if count == 1 and scripts[0].learner.get("dtype", "float32") == "float32":
         return [run_script(RankGroup(), script) for script in scripts]
     return run_ranks(count, run_scripts, scripts, learner=small_run(**scripts[0].learner).learner)[0]

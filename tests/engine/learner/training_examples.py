@@ -28,11 +28,11 @@ from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.learner.learner_settings import make_learner
 from tests.engine.tiny_models import VOCABULARY, small_architecture, small_config, small_model, write_tokenizer
 
-torch.set_num_threads(1)  # small products are slower with more threads
+torch.set_num_threads(1)  # more threads slow small products down
 
 
 def small_run(**learner: Any) -> RunConfig:
-    """Configure a run with high learning rates, which make a wrong update visible, and several micro batches."""
+    """Configure a run with several micro batches. Its learning rates are high, so that a wrong update is visible."""
     settings = {
         "lr": 1e-3,
         "warmup_steps": 2,
@@ -60,7 +60,7 @@ def trainable_model(model_type: str = "qwen3", *, is_tied: bool = True) -> Causa
 
 
 def make_trainer(stage: str = "rl", model: CausalLM | None = None, **learner: Any) -> Trainer:
-    """Make a trainer on one rank that begins this stage. `learner`: settings of [learner]."""
+    """Make a trainer on one rank, at the start of this stage. `learner`: settings of [learner]."""
     made = Trainer(trainable_model() if model is None else model, small_run(**learner), RankGroup())
     made.start_stage("sft" if stage == "sft" else "rl")
     return made
@@ -97,7 +97,7 @@ def replace_tokens(sample: TrainingSample, **changes: bytes) -> TrainingSample:
 
 
 def rows(step: int, groups: int = 5, size: int = 4) -> list[TrainingSample]:
-    """Return rows of the step with versions of the synchronous algorithm."""
+    """Return the step's rows. Their versions are those of the synchronous algorithm."""
     version = max(step - 1, 0)
     numbers = range(groups * size)
     return [row(number, number // size, step, version=version) for number in numbers]
@@ -108,7 +108,7 @@ def rl_sequences(step: int, groups: int = 5, size: int = 4) -> list[TrainingSequ
 
 
 def batch_messages(step: int, samples: Sequence[TrainingSample]) -> list[GroupAccepted | BatchReady]:
-    """Return the messages that the group buffer sends: the groups, then the batch."""
+    """Return the messages that the group buffer sends: one for each group, and then BatchReady."""
     groups: dict[int, list[TrainingSample]] = {}
     for sample in samples:
         groups.setdefault(sample.group_id, []).append(sample)

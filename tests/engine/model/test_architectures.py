@@ -1,4 +1,4 @@
-"""Tests: every architecture equals its transformers version in names, logits, gradients and saved folders."""
+"""Tests: each architecture equals its version in transformers in names, logits, gradients and saved folders."""
 
 import json
 from pathlib import Path
@@ -23,9 +23,9 @@ from tests.engine.model.transformers_reference import (
 from tests.engine.tiny_models import save_small_model, small_architecture, small_config, small_model
 from tests.golden_messages import check_golden_messages
 
-TOLERANCE = 1e-6  # relative to the largest value; measured: 7e-7 for logits, 2e-7 for gradients
+TOLERANCE = 1e-6  # relative to the largest value; the measured error is 7e-7 for logits and 2e-7 for gradients
 
-# excerpts of published files: Qwen2.5-7B in the layout of transformers 4, Llama 3.1 8B, Qwen3-30B-A3B.
+# Excerpts of published files: Qwen2.5-7B in the layout of transformers 4, Llama 3.1 8B, and Qwen3-30B-A3B.
 QWEN2_5: dict[str, Any] = json.loads("""{
     "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "hidden_act": "silu", "hidden_size": 3584,
     "intermediate_size": 18944, "max_position_embeddings": 131072, "max_window_layers": 28,
@@ -57,7 +57,7 @@ QWEN3_MOE: dict[str, Any] = json.loads("""{
 @pytest.mark.parametrize(
     ("fields", "parameters"), [(QWEN2_5, 7_615_616_512), (LLAMA_3_1, 8_030_261_248), (QWEN3_MOE, 30_532_122_624)]
 )
-def test_published_configs_give_the_published_numbers_of_parameters(fields: dict[str, Any], parameters: int) -> None:
+def test_published_configs_have_the_published_numbers_of_parameters(fields: dict[str, Any], parameters: int) -> None:
     shapes = DecoderConfig.from_hf(fields).compute_weight_shapes()
     assert sum(torch.Size(shape).numel() for shape in shapes.values()) == parameters
 
@@ -76,7 +76,7 @@ def test_options_are_read_from_published_configs() -> None:
 
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_a_config_survives_conversion_to_transformers_and_back(model_type: str, scaling: str) -> None:
+def test_a_config_is_equal_after_conversion_to_transformers_and_back(model_type: str, scaling: str) -> None:
     config = scaled_architecture(model_type, scaling)
     version_5 = config.to_hf()
     version_4 = {name: value for name, value in version_5.items() if name != "rope_parameters"}
@@ -84,21 +84,21 @@ def test_a_config_survives_conversion_to_transformers_and_back(model_type: str, 
     assert [DecoderConfig.from_hf(fields) for fields in (version_5, version_4, only_version_5)] == [config] * 3
 
 
-def test_the_original_context_of_yarn_defaults_to_the_longest_context() -> None:
+def test_the_original_context_of_yarn_defaults_to_max_position_embeddings() -> None:
     fields = small_config(max_position_embeddings=96).to_hf() | {"rope_scaling": {"type": "yarn", "factor": 4}}
     assert DecoderConfig.from_hf(fields).rope_scaling == YarnRope(factor=4.0, original_max_position_embeddings=96)
 
 
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
-def test_weight_shapes_equal_the_shapes_of_the_models_parameters(model_type: str) -> None:
+def test_weight_shapes_equal_the_shapes_of_model_parameters(model_type: str) -> None:
     for tied in (True, False):
         config = small_architecture(model_type, tie_word_embeddings=tied)
         found = {name: tuple(parameter.shape) for name, parameter in CausalLM(config).named_parameters()}
         assert found == config.compute_weight_shapes()
 
 
-def test_a_model_that_the_code_cannot_compute_is_refused_with_the_missing_feature() -> None:
-    """An input is the name of a config, and changed fields as JSON."""
+def test_the_error_for_an_unsupported_model_names_the_missing_feature() -> None:
+    """An input is the name of a config, with changed fields as JSON."""
     published = {"qwen2.5": QWEN2_5, "llama": LLAMA_3_1, "qwen3-moe": QWEN3_MOE, "qwen3": small_config().to_hf()}
 
     def read(case: str) -> None:
@@ -185,7 +185,7 @@ def test_logits_gradients_and_saved_weights_equal_transformers(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_rotary_tables_have_the_bits_of_transformers(tmp_path: Path, scaling: str) -> None:
+def test_rotary_tables_equal_those_of_transformers_in_every_bit(tmp_path: Path, scaling: str) -> None:
     model = small_model(config=scaled_architecture("llama", scaling))
     positions = torch.arange(300)
     cos, sin = load_reference(tmp_path, model).model.rotary_emb(torch.zeros(1), positions[None])
@@ -197,7 +197,7 @@ def test_rotary_tables_have_the_bits_of_transformers(tmp_path: Path, scaling: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"normalizes_weights": False}, {"sparse_step": 2}, {"experts_per_token": 1}])
-def test_options_of_experts_mean_the_same_as_in_transformers(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_options_of_experts_have_the_same_effect_as_in_transformers(tmp_path: Path, options: dict[str, Any]) -> None:
     experts = ExpertsConfig(**{"num_experts": 6, "experts_per_token": 2, "expert_size": 24, **options})
     config = small_architecture("qwen3_moe", experts=experts, vocab_size=280)
     assert config.has_experts(0) == ("sparse_step" not in options)

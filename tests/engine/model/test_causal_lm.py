@@ -1,4 +1,4 @@
-"""Tests of the model for training and of Qwen3's config.json; test_architectures.py compares with transformers."""
+"""Tests of the model for training, and of Qwen3's config.json. test_architectures.py compares it with transformers."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def test_the_rope_base_is_read_in_the_layouts_of_transformers_4_and_5() -> None:
     assert DecoderConfig.from_hf(version_5).rope_theta == 1e6
 
 
-def test_right_padding_does_not_change_earlier_positions() -> None:
+def test_padding_on_the_right_does_not_change_earlier_positions() -> None:
     model = small_model()
     token_ids = torch.randint(0, VOCABULARY, (1, 12), generator=torch.Generator().manual_seed(0))
     padded = torch.cat((token_ids, torch.zeros(1, 5, dtype=torch.int64)), dim=1)
@@ -33,7 +33,7 @@ def test_explicit_positions_are_used() -> None:
     assert not torch.allclose(model(token_ids, 2 * torch.arange(12)[None]), model(token_ids))
 
 
-def test_a_seed_gives_the_same_weights() -> None:
+def test_equal_seeds_give_equal_weights() -> None:
     first, again, other = (CausalLM(small_config()) for _ in range(3))
     for model, seed in ((first, 1), (again, 1), (other, 2)):
         initialize_weights(model, seed)
@@ -44,7 +44,7 @@ def test_a_seed_gives_the_same_weights() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_scores_of_a_forward_pass_follow_from_its_logits(tied: bool) -> None:
+def test_the_scores_of_a_forward_pass_agree_with_its_logits(tied: bool) -> None:
     model = small_model(config=small_config(tie_word_embeddings=tied))
     generator = torch.Generator().manual_seed(0)
     token_ids_BT = torch.randint(0, VOCABULARY, (2, 9), generator=generator)

@@ -1,4 +1,4 @@
-"""Tests: compiled layers give the gradients of eager layers, and are compiled once for all lengths."""
+"""Tests: compiled layers give the gradients of eager layers, and one compilation serves all lengths."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -15,9 +15,9 @@ from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.tiny_models import VOCABULARY, score_packed, small_architecture, small_model
 
 pytestmark = [
-    pytest.mark.slow,  # compiles for about 20 s; needs g++
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # torch's compiler reads it
-    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated"),  # torch's compiler uses it
+    pytest.mark.slow,  # compilation takes about 20 s and needs g++
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # torch's compiler reads this attribute
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated"),  # torch's compiler uses this method
 ]
 CHECKPOINTING = get_args(Checkpointing)
 LENGTHS = (60, 4, 36)
@@ -26,7 +26,7 @@ OTHER_LENGTHS = ((7,), (1,), (2, 3, 5, 90), (300, 200))
 
 @pytest.fixture(autouse=True)
 def _fresh_compiler() -> Iterator[None]:
-    """Reset torch's compiler, because torch limits the compilations of a part in a process."""
+    """Reset torch's compiler, which limits the number of compilations of a part in a process."""
     torch.compiler.reset()
     yield
     torch.compiler.reset()
@@ -38,7 +38,7 @@ def score(model: CausalLM, lengths: Sequence[int]) -> Tensor:
 
 
 def compute_gradient(model: CausalLM, lengths: Sequence[int]) -> Tensor:
-    """Return the gradient of the mean log probability for all parameters, in one vector."""
+    """Return the gradient of the mean log probability with respect to all parameters, as one vector."""
     gradients = torch.autograd.grad(score(model, lengths).mean(), list(model.parameters()))
     return torch.cat([each.flatten() for each in gradients])
 
@@ -46,7 +46,7 @@ def compute_gradient(model: CausalLM, lengths: Sequence[int]) -> Tensor:
 @pytest.mark.parametrize(
     "model_type", [pytest.param(each, marks=() if each == "qwen3" else pytest.mark.nightly) for each in ARCHITECTURES]
 )
-def test_compiled_layers_give_the_same_gradients_for_all_lengths(model_type: str) -> None:
+def test_compiled_layers_give_the_gradients_of_eager_layers_for_all_lengths(model_type: str) -> None:
     model = small_model(config=small_architecture(model_type), std=0.1).requires_grad_(True)
     all_lengths = (LENGTHS, *OTHER_LENGTHS)
     expected = [compute_gradient(model, lengths) for lengths in all_lengths]
@@ -61,8 +61,8 @@ def test_compiled_layers_give_the_same_gradients_for_all_lengths(model_type: str
         assert any(not torch.equal(one, other) for one, other in zip(expected, found, strict=True))
 
 
-def test_each_part_and_mode_has_a_separate_limit_of_compilations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cases: cold start, RL with frozen weights, and passes without gradients, with each mode of checkpointing."""
+def test_each_part_and_mode_has_its_own_limit_of_compilations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cases: cold start, RL with frozen weights, and passes without gradients, each with all modes of checkpointing."""
     compile_eagerly = partial(torch.compile, backend="eager")
     monkeypatch.setattr(compiled_parts.torch, "compile", compile_eagerly)
     compiled_parts._compile.cache_clear()  # pyright: ignore[reportPrivateUsage]
@@ -81,7 +81,7 @@ def test_each_part_and_mode_has_a_separate_limit_of_compilations(monkeypatch: py
     compiled_parts._compile.cache_clear()  # pyright: ignore[reportPrivateUsage]
 
 
-def test_passes_without_gradients_have_separate_compiled_code() -> None:
+def test_passes_without_gradients_have_their_own_compiled_code() -> None:
     model = small_model(config=small_architecture("qwen3"), std=0.1).requires_grad_(True)
     expected = score(model, LENGTHS)
     model.set_compiled(True)

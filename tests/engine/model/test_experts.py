@@ -1,4 +1,4 @@
-"""Tests of routing, grouped products and the load of experts; test_architectures.py compares with transformers."""
+"""Tests of routing, grouped products and the load of experts. test_architectures.py compares with transformers."""
 
 from collections.abc import Collection
 from typing import Any
@@ -28,7 +28,7 @@ LOGITS = torch.tensor([[3.0, 1.0, 2.0, 0.0], [0.0, 1.0, 2.0, 3.0], [5.0, 0.0, 4.
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use torch's grouped product, as on a GPU; on a CPU torch computes it in a loop."""
+    """Use torch's grouped product, as on a GPU. On a CPU, it is a loop."""
 
     def always(device: torch.device, dtype: torch.dtype, sizes: Collection[int]) -> bool:
         return True
@@ -45,7 +45,7 @@ def build_layer(seed: int = 0, config: ExpertsConfig = CONFIG) -> SparseMlp:
 
 
 def run_and_collect_gradients(layer: SparseMlp, x: Tensor) -> dict[str, Tensor]:
-    """Return the output, and the gradients of the input and of each parameter."""
+    """Return the output, and the gradients with respect to the input and each parameter."""
     x = x.clone().requires_grad_(True)
     out = layer(x)
     (out * torch.arange(out.numel()).view_as(out).sin()).sum().backward()
@@ -54,21 +54,21 @@ def run_and_collect_gradients(layer: SparseMlp, x: Tensor) -> dict[str, Tensor]:
 
 
 def compute_densely(layer: SparseMlp, x: Tensor) -> Tensor:
-    """Compute every expert for every token, and sum the selected experts with the router's weights."""
+    """Compute every expert for every token, and sum the selected experts' outputs with the router's weights."""
     weights, chosen = layer.gate(x).softmax(-1).topk(layer.config.experts_per_token)
     outputs = torch.stack([expert(x) for expert in layer.experts], dim=-2)
     picked = outputs.gather(-2, chosen[..., None].expand(*chosen.shape, x.shape[-1]))
     return (picked * weights[..., None]).sum(-2)
 
 
-def test_pairs_are_sorted_by_expert() -> None:
+def test_pairs_of_token_and_choice_are_sorted_by_expert() -> None:
     routing = route(LOGITS, CONFIG)
-    assert routing.order_S.tolist() == [0, 4, 1, 3, 5, 2]  # token * 2 + choice
+    assert routing.order_S.tolist() == [0, 4, 1, 3, 5, 2]  # an entry is token * 2 + choice
     assert routing.ends_X.tolist() == [2, 2, 5, 6]
     assert routing.count_tokens().tolist() == [2, 0, 3, 1]
 
 
-def test_normalized_weights_sum_to_1() -> None:
+def test_normalized_router_weights_sum_to_1() -> None:
     plain = route(LOGITS, CONFIG).weights_NK
     normalized = route(LOGITS, ExpertsConfig(**{**_fields(CONFIG), "normalizes_weights": True})).weights_NK
     assert_close(plain, LOGITS.softmax(-1).topk(2).values)
@@ -85,9 +85,9 @@ def test_the_layer_equals_a_dense_computation_of_all_experts() -> None:
     assert_close(layer(x), compute_densely(layer, x), rtol=1e-5)
 
 
-def test_experts_without_tokens_get_gradients_of_0() -> None:
+def test_experts_without_tokens_have_zero_gradients() -> None:
     layer = build_layer()
-    gradients = run_and_collect_gradients(layer, torch.ones(1, 3, 16))  # equal tokens: two experts of four
+    gradients = run_and_collect_gradients(layer, torch.ones(1, 3, 16))  # equal tokens select the same two experts
     counts = take_expert_counts(layer)
     assert counts is not None
     assert sorted(counts[0].tolist()) == [0, 0, 3, 3]
@@ -96,7 +96,7 @@ def test_experts_without_tokens_get_gradients_of_0() -> None:
     assert gradients.keys() == {"output", "input", *dict(layer.named_parameters())}
 
 
-def test_frozen_experts_compute_no_gradients_of_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_gradients_are_computed_for_the_weights_of_frozen_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(1))
     expected = run_and_collect_gradients(build_layer(), x)
     frozen = build_layer()
@@ -107,14 +107,14 @@ def test_frozen_experts_compute_no_gradients_of_their_weights(monkeypatch: pytes
     assert all(torch.equal(each, expected[name]) for name, each in found.items())
 
 
-def test_a_pass_without_tokens_gives_every_parameter_a_gradient() -> None:
+def test_after_a_pass_without_tokens_every_parameter_has_a_gradient() -> None:
     layer = build_layer()
     gradients = run_and_collect_gradients(layer, torch.zeros(0, 5, 16))
     assert gradients.keys() == {"output", "input", *dict(layer.named_parameters())}
 
 
 @pytest.mark.usefixtures("kernel")
-def test_grouped_products_equal_products_in_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grouped_products_equal_a_loop_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(1))
     by_kernel = run_and_collect_gradients(build_layer(), x)
     monkeypatch.undo()
@@ -122,7 +122,7 @@ def test_grouped_products_equal_products_in_a_loop(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("stored", "computed"), [(torch.float32, torch.bfloat16), (torch.float64, torch.float32)])
-def test_wider_weights_get_the_gradients_of_their_narrow_copies(stored: torch.dtype, computed: torch.dtype) -> None:
+def test_weights_get_the_gradients_of_their_narrow_copies(stored: torch.dtype, computed: torch.dtype) -> None:
     x = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(1)).to(computed)
     wide = run_and_collect_gradients(build_layer().to(stored), x)
     narrow = run_and_collect_gradients(build_layer().to(computed), x)
@@ -153,13 +153,13 @@ class ConversionCounter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_only_the_matrix_of_a_rows_own_expert_is_used() -> None:
+def test_each_row_is_multiplied_only_by_the_matrix_of_its_expert() -> None:
     x_SI, weights_XIO = torch.ones(3, 2), torch.tensor([[[1.0], [1.0]], [[10.0], [10.0]], [[100.0], [100.0]]])
     ends_X = torch.tensor([2, 2, 3], dtype=torch.int32)
     assert multiply_grouped(x_SI, weights_XIO, ends_X).flatten().tolist() == [2.0, 2.0, 200.0]
 
 
-def test_a_cpu_has_no_kernel_for_grouped_products() -> None:
+def test_grouped_products_are_not_supported_on_a_cpu() -> None:
     assert not supports_grouped_mm(torch.device("cpu"), torch.bfloat16, (64,))
 
 
@@ -172,7 +172,7 @@ def test_a_cpu_has_no_kernel_for_grouped_products() -> None:
         ((9, 0), torch.bfloat16, (2048, 772), False),
     ],
 )
-def test_grouped_products_need_a_recent_gpu_bfloat16_and_aligned_rows(
+def test_grouped_products_require_a_recent_gpu_bfloat16_and_aligned_rows(
     monkeypatch: pytest.MonkeyPatch,
     capability: tuple[int, int],
     dtype: torch.dtype,
@@ -189,7 +189,7 @@ def test_grouped_products_need_a_recent_gpu_bfloat16_and_aligned_rows(
 # ---------------------------------------------------------------- load
 
 
-def test_counts_of_all_passes_are_taken_once() -> None:
+def test_taking_the_counts_of_all_passes_resets_them() -> None:
     model = small_model(config=small_architecture("qwen3_moe"))
     model(torch.arange(10)[None])
     model(torch.arange(20)[None])
@@ -200,13 +200,13 @@ def test_counts_of_all_passes_are_taken_once() -> None:
     assert take_expert_counts(model) is None
 
 
-def test_a_dense_model_has_no_counts() -> None:
+def test_a_dense_model_has_no_expert_counts() -> None:
     model = small_model()
     model(torch.arange(10)[None])
     assert take_expert_counts(model) is None
 
 
-def test_the_load_is_relative_to_the_mean_of_each_layer() -> None:
+def test_expert_load_is_relative_to_the_mean_of_each_layer() -> None:
     counts = torch.tensor([[2, 2, 2, 2], [8, 0, 0, 0], [4, 4, 0, 0]])
     assert compute_expert_load(counts) == ExpertLoad(
         max_over_mean=pytest.approx((1 + 4 + 2) / 3), worst_max_over_mean=4.0, idle_share=pytest.approx(5 / 12)

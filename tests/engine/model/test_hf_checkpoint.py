@@ -1,4 +1,4 @@
-"""Tests: checkpoints are transformers folders and are written atomically."""
+"""Tests: a checkpoint is a transformers folder that is written atomically."""
 
 import json
 import os
@@ -78,14 +78,14 @@ def test_the_output_matrix_of_a_tied_checkpoint_must_equal_its_embeddings(
         load_model(folder)
 
 
-def test_saving_replaces_the_folder_and_leaves_no_other_files(folder: Path, tokenizer: Path) -> None:
+def test_saving_replaces_the_folder_and_leaves_no_temporary_files(folder: Path, tokenizer: Path) -> None:
     save_model(folder, CONFIG, small_model(seed=1, config=CONFIG).state_dict(), tokenizer)
     token_ids = torch.from_numpy(random_ids(5, 0))[None]
     assert torch.equal(load_model(folder)(token_ids), small_model(seed=1, config=CONFIG)(token_ids))
     assert sorted(path.name for path in folder.parent.iterdir()) == ["model", "tokenizer"]
 
 
-def test_a_failed_save_keeps_the_folder_and_leaves_no_other_files(folder: Path, tmp_path: Path) -> None:
+def test_a_failed_save_keeps_the_folder_and_leaves_no_temporary_files(folder: Path, tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(ValueError, match="no such file"):
         save_model(folder, CONFIG, small_model(config=CONFIG).state_dict(), tmp_path / "nowhere")
@@ -94,7 +94,7 @@ def test_a_failed_save_keeps_the_folder_and_leaves_no_other_files(folder: Path, 
 
 
 @pytest.mark.slow
-def test_a_kill_during_a_save_leaves_no_folder_and_the_next_save_succeeds(
+def test_a_killed_save_leaves_no_folder_and_the_next_save_succeeds(
     tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "model"
@@ -145,7 +145,7 @@ def test_a_missing_tensor_and_a_wrong_shape_are_reported(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_transformers_encodes_as_the_tokenizer_and_ends_turns_at_its_token(folder: Path) -> None:
+def test_transformers_has_the_same_token_ids_and_end_of_turn(folder: Path) -> None:
     from transformers import AutoTokenizer, GenerationConfig
 
     text, ours = "the quick<|im_end|>\nprint(1 + 1)", load_tokenizer(folder.parent / "tokenizer")
@@ -156,7 +156,7 @@ def test_transformers_encodes_as_the_tokenizer_and_ends_turns_at_its_token(folde
 
 
 def test_the_end_of_turn_tokens_of_another_chat_format_are_kept(tmp_path: Path) -> None:
-    """Llama 3's tokenizer has no ChatML tokens; its configuration contains the tokens that end a turn."""
+    """Llama 3's tokenizer has no ChatML tokens. The model's configuration names the tokens that end a turn."""
     source = tmp_path / "tokenizer"
     write_tokenizer(source)
     text = (source / "tokenizer.json").read_text().replace("<|im_end|>", "<|eot_id|>")
@@ -171,7 +171,7 @@ def test_the_end_of_turn_tokens_of_another_chat_format_are_kept(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("mask", [0o077, 0o000])
-def test_the_files_are_readable_for_all_users_with_any_umask(tmp_path: Path, tokenizer: Path, mask: int) -> None:
+def test_all_users_can_read_the_files_with_any_umask(tmp_path: Path, tokenizer: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
         save_model(tmp_path / "model", CONFIG, small_model(config=CONFIG).state_dict(), tokenizer)

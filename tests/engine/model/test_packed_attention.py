@@ -56,15 +56,15 @@ def test_a_segment_does_not_depend_on_its_neighbours() -> None:
 
 
 def attend_as_torch_2_10(query: Any, key: Any, value: Any, cu_seq_q: Any, max_q: int, is_causal: bool = False) -> None:
-    """The signature of varlen_attn in torch 2.10."""
+    """Has the signature of varlen_attn in torch 2.10."""
 
 
 def attend_as_torch_2_11(query: Any, *, scale: float | None = None, window_size: tuple[int, int] = (-1, -1)) -> None:
-    """The signature of varlen_attn in torch 2.11, without other options."""
+    """Has the signature of varlen_attn in torch 2.11, without unrelated options."""
 
 
 def attend_as_torch_2_13(query: Any, *, window_size: tuple[int, int] = (-1, -1), enable_gqa: bool = False) -> None:
-    """The signature of varlen_attn in torch 2.13, without other options."""
+    """Has the signature of varlen_attn in torch 2.13, without unrelated options."""
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,13 @@ def attend_as_torch_2_13(query: Any, *, window_size: tuple[int, int] = (-1, -1),
         (attend_as_torch_2_13, {"window_size": (-1, 0), "enable_gqa": True}),
     ],
 )
-def test_causal_attention_with_fewer_key_heads_gets_the_options_of_each_torch_version(
+def test_causal_attention_gets_the_options_of_each_torch_version(
     attention: Callable[..., Any], options: dict[str, Any]
 ) -> None:
     assert find_causal_options(attention) == options
 
 
-def test_the_installed_torch_has_the_options() -> None:
+def test_the_installed_torch_has_the_options_of_causal_attention() -> None:
     from torch.nn.attention.varlen import varlen_attn
 
     assert find_causal_options(varlen_attn).keys() <= inspect.signature(varlen_attn).parameters.keys()

@@ -11,7 +11,7 @@ from asterism.engine.model.architectures import ARCHITECTURES
 from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.tiny_models import VOCABULARY, score_packed, small_architecture, small_model
 
-pytestmark = pytest.mark.slow  # torch.utils.checkpoint imports torch's compiler, in about a second
+pytestmark = pytest.mark.slow  # torch.utils.checkpoint imports torch's compiler, which takes about a second
 LENGTHS = (60, 4, 36)
 
 
@@ -24,7 +24,7 @@ def compute_gradients(model: CausalLM, recomputed: Checkpointing, count: Callabl
 
 
 class SavedBytes:
-    """A counter of the bytes of activations that the forward pass keeps outside of checkpoints."""
+    """A counter of the bytes of activations that a forward pass keeps outside checkpoints."""
 
     def __init__(self, model: CausalLM) -> None:
         self.total = 0

@@ -1,4 +1,4 @@
-"""Tests: the tokenizer encodes markup as tokens only in trusted text, and must match its model."""
+"""Tests: the tokenizer encodes markup as special tokens only in trusted text, and its vocabulary fits the model."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> FastTokenizer:
     return load_tokenizer(folder)
 
 
-@pytest.mark.parametrize("tag", ["<|im_end|>", "<tool_call>"])  # only the first is special in the file
+@pytest.mark.parametrize("tag", ["<|im_end|>", "<tool_call>"])  # in the file, only <|im_end|> is special
 def test_trusted_markup_is_one_token_and_untrusted_markup_is_text(tokenizer: FastTokenizer, tag: str) -> None:
     assert tokenizer.encode(tag, trusted=True) == [tokenizer.get_token_id(tag)]
     assert tokenizer.get_token_id(tag) not in tokenizer.encode(f"a{tag}b", trusted=False)
@@ -31,12 +31,12 @@ def test_decoding_restores_the_text_and_its_special_tokens(tokenizer: FastTokeni
     assert tokenizer.decode(tokenizer.encode(text, trusted=trusted)) == text
 
 
-def test_the_end_of_turn_is_a_token_and_the_vocabulary_size_is_known(tokenizer: FastTokenizer) -> None:
+def test_the_tokenizer_has_the_end_of_turn_and_the_vocabulary_size(tokenizer: FastTokenizer) -> None:
     assert tokenizer.decode([tokenizer.end_of_turn_id]) == "<|im_end|>"
     assert tokenizer.vocab_size == tokenizer.get_token_id("print(") + 1
 
 
-def test_a_missing_token_is_reported_with_the_file(tokenizer: FastTokenizer) -> None:
+def test_the_error_for_a_missing_token_names_the_file(tokenizer: FastTokenizer) -> None:
     with pytest.raises(UnusableTokenizer, match=r"tokenizer\.json: the vocabulary has no token '<nothing>'"):
         tokenizer.get_token_id("<nothing>")
 
@@ -49,7 +49,7 @@ def test_a_missing_and_an_invalid_file_are_reported(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
-def test_a_model_with_fewer_embeddings_than_the_tokenizer_has_ids_is_refused(tokenizer: FastTokenizer) -> None:
+def test_a_model_with_fewer_embeddings_than_token_ids_is_refused(tokenizer: FastTokenizer) -> None:
     size = tokenizer.vocab_size
     check_vocabulary(small_config(vocab_size=size), tokenizer)
     check_vocabulary(small_config(vocab_size=size + 64), tokenizer)  # padded embeddings are common
@@ -58,7 +58,7 @@ def test_a_model_with_fewer_embeddings_than_the_tokenizer_has_ids_is_refused(tok
         check_vocabulary(small_config(vocab_size=size - 1), tokenizer)
 
 
-def test_a_different_vocabulary_is_detected(tokenizer: FastTokenizer, tmp_path: Path) -> None:
+def test_a_vocabulary_that_differs_is_refused(tokenizer: FastTokenizer, tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     load_tokenizer(tmp_path).check_same_vocabulary(tokenizer)
     file = tmp_path / "tokenizer.json"

@@ -1,4 +1,4 @@
-"""Transformers' model with the weights of a CausalLM, loaded from a folder that save_model has written."""
+"""Builds transformers' model with the weights of a CausalLM, from a folder that save_model has written."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from asterism.engine.model.model_config import DecoderConfig
 from asterism.engine.model.rope_scaling import DefaultRope, LinearRope, Llama3Rope, RopeScaling, YarnRope
 from tests.engine.tiny_models import save_small_model, small_architecture
 
-CONTEXT = 64  # original context in tokens; tests read longer sequences
+CONTEXT = 64  # original context, in tokens; tests use longer sequences
 SCALINGS: dict[str, RopeScaling] = {
     "default": DefaultRope(),
     "linear": LinearRope(factor=4.0),
@@ -38,7 +38,7 @@ def scaled_architecture(model_type: str, scaling: str, **options: Any) -> Decode
 
 
 def load_reference(folder: Path, model: CausalLM) -> Any:
-    """Load transformers' model with these weights, in float32; writes `folder`/model."""
+    """Load transformers' model with these weights in float32. Writes `folder`/model."""
     from transformers import AutoModelForCausalLM
 
     reference: Any = AutoModelForCausalLM.from_pretrained(save_small_model(folder, model))
@@ -47,7 +47,7 @@ def load_reference(folder: Path, model: CausalLM) -> Any:
 
 
 def get_gradient(reference: Any, name: str) -> Tensor:
-    """Return a gradient by checkpoint name. transformers keeps the experts of a layer in one tensor."""
+    """Return a gradient by checkpoint name. transformers stores the experts of a layer in one tensor."""
     if ".experts." not in name:
         return reference.get_parameter(name).grad
     layer, rest = name.split(".experts.")
@@ -59,6 +59,6 @@ def get_gradient(reference: Any, name: str) -> Tensor:
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Return the largest difference, relative to the largest value."""
+    """Return the largest difference divided by the largest value."""
     with torch.no_grad():
         return float((found - expected).abs().max() / expected.abs().max())

@@ -1,4 +1,4 @@
-"""A server on loopback with OpenAI's completions API in the dialects of several servers, and a real engine."""
+"""A server on loopback with OpenAI's completions API in several dialects. A real engine generates the tokens."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,10 +24,10 @@ PLAIN_FIELDS = {"model", "prompt", "max_tokens", "temperature", "top_p", "seed",
 
 
 class CompletionsServer:
-    """`vllm` gives token ids; `llama.cpp` ignores the extensions and has ids in logprobs; `openai` takes and gives texts.
+    """The dialect `vllm` returns token ids, `llama.cpp` returns ids only in logprobs, and `openai` uses only texts.
 
-    `openai` also sends events without a space after the colon. The next requests get the HTTP statuses of `failures` first,
-    with the header `retry_after`. A server that is down behind its proxy answers 502. Requests after the first `max_answered` get no answer.
+    `openai` also sends events without a space after the colon. The next requests get the HTTP statuses in `failures`, with
+    the header `retry_after`. With `is_down`, the proxy answers 502. Requests after the first `max_answered` get no answer.
     """
 
     def __init__(self, model: Path, dialect: Dialect, sequence_tokens: int, key: str = "") -> None:

@@ -1,4 +1,4 @@
-"""A server on loopback that answers with scripted bytes, for behaviours that a real server does not show on request."""
+"""A server on loopback that answers with scripted bytes, for behaviours that a real server shows only rarely."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -15,7 +15,7 @@ End = Literal["close", "abort", "hold"]
 
 
 class Script(NamedTuple):
-    """One response. `end`: end of the connection after the pieces; `abort` breaks the response off."""
+    """One response. `end` determines how the connection ends after the pieces; `abort` breaks it."""
 
     pieces: Sequence[bytes]
     end: End = "close"
@@ -25,7 +25,7 @@ class Script(NamedTuple):
 
 
 class ScriptedServer:
-    """Plays `scripts` in order and repeats the last one. A request for one token, as at a start, gets it immediately.
+    """Sends `scripts` in order and repeats the last one. A request for one token (at a start) is answered immediately.
 
     With `scripts_by_name`, the name in the prompt selects the script.
     """
@@ -49,7 +49,7 @@ class ScriptedServer:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body: dict[str, Any] = msgspec.json.decode(await request.read())
-        if not isinstance(body["prompt"], str) and self._by_name:  # the text contains a script's name
+        if not isinstance(body["prompt"], str) and self._by_name:  # only a text can contain a script's name
             return web.json_response({"error": {"message": "prompt must be a text"}}, status=400)
         if body["max_tokens"] == 1:
             return web.json_response({"choices": [{"text": "a", "finish_reason": "length"}]})

@@ -1,6 +1,6 @@
-"""Behaviours of servers with OpenAI's completions API: complete answers, and others that must count as failed.
+"""Behaviours of servers with OpenAI's completions API: complete answers, and answers that must count as failed.
 
-Sources: the rows `sse-...` of the public bug reports in tests/engine/openai/bug_reports.jsonl, and variations.
+The sources are the rows `sse-...` of the public bug reports in bug_reports.jsonl, and variations of these rows.
 """
 
 import json
@@ -33,7 +33,7 @@ JSON_TYPE = {TYPE: "application/json"}
 
 
 def with_field(line: bytes, *, first: bool) -> Script:
-    """Return a script with the field in each event, before or behind its data."""
+    """Return a script whose events have an additional field, before or after the data."""
     data = [b"data: " + content + b"\n" for content in (*CHUNKS, b"[DONE]")]
     return Script([b"".join((line + each if first else each + line) + b"\n" for each in data)])
 
@@ -51,7 +51,7 @@ def whole_json(*choices: dict[str, Any], **others: Any) -> Script:
 
 
 def _split_in_lines(content: bytes) -> bytes:
-    """Return an event with one JSON object over several lines, each with a `data` field."""
+    """Return an event whose JSON object is split into lines, each in its own `data` field."""
     indented = json.dumps(json.loads(content), indent=1).encode()
     return b"".join(b"data: " + line + b"\n" for line in indented.splitlines()) + b"\n"
 
@@ -117,7 +117,7 @@ _CUT = "the stream ended early, without a finish reason"
 _INVALID = "the server sent an invalid chunk"
 _BROKEN = "the connection broke"
 
-# Bad behaviours, each with text that the failure must contain.
+# Faulty behaviours, each with a text that the failure's message must contain.
 FAILED: dict[str, tuple[Script, str]] = {
     "ends_early": (Script([FIRST, SECOND]), _CUT),
     "done_without_a_finish": (Script([FIRST, SECOND, DONE]), _CUT),

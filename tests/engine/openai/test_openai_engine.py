@@ -1,4 +1,4 @@
-"""The engine of OpenAI's completions API: contract cases, dialects of servers, errors and the API key."""
+"""Tests of the engine for OpenAI's completions API: contract cases, dialects of servers, errors and the API key."""
 
 import asyncio
 import math
@@ -91,13 +91,13 @@ def bench(model_folder: Path, tmp_path: Path, dialect: Dialect) -> OpenAIBench:
 
 
 @pytest.mark.parametrize("case", CASES, ids=sentence)
-async def test_the_engine_with_token_ids(case: Case, bench: OpenAIBench) -> None:
+async def test_a_server_with_token_ids_passes_the_contract(case: Case, bench: OpenAIBench) -> None:
     await case(bench)
 
 
 @pytest.mark.parametrize("dialect", ["llama.cpp"])
 @pytest.mark.parametrize("case", generation.STREAMING, ids=sentence)
-async def test_the_engine_with_ids_in_logprobs(case: Case, bench: OpenAIBench) -> None:
+async def test_a_server_with_ids_in_logprobs_passes_the_contract(case: Case, bench: OpenAIBench) -> None:
     await case(bench)
 
 
@@ -105,7 +105,7 @@ async def test_the_engine_with_ids_in_logprobs(case: Case, bench: OpenAIBench) -
 
 
 @pytest.mark.parametrize(("dialect", "logprob"), [("vllm", -1.5), ("llama.cpp", -2.5)])
-async def test_the_first_accepted_form_is_used(bench: OpenAIBench, logprob: float) -> None:
+async def test_later_requests_have_the_first_accepted_form(bench: OpenAIBench, logprob: float) -> None:
     async with bench.engine() as (engine, _):
         assert len(bench.server.bodies) == 1
         found = await engine.generate(request(1))
@@ -120,7 +120,7 @@ def ask(engine: OpenAIEngine, text: str, **settings: Any) -> GenerationRequest:
 
 
 @pytest.mark.parametrize("dialect", ["openai"])
-async def test_a_server_that_takes_only_text_gets_text_and_its_text_is_tokenized(bench: OpenAIBench) -> None:
+async def test_a_server_for_texts_gets_text_and_its_answer_is_tokenized(bench: OpenAIBench) -> None:
     tokenizer = load_tokenizer(bench.model)
     stop = tokenizer.end_of_turn_id
     async with bench.engine() as (engine, _):
@@ -138,7 +138,7 @@ async def test_a_server_that_takes_only_text_gets_text_and_its_text_is_tokenized
 
 
 @pytest.mark.parametrize("dialect", ["llama.cpp"])
-async def test_a_server_that_ignores_the_stop_tokens_is_stopped_at_the_next_token(bench: OpenAIBench) -> None:
+async def test_a_server_that_ignores_stop_tokens_is_cancelled_at_the_next_token(bench: OpenAIBench) -> None:
     async with bench.engine() as (engine, _):
         whole = await tokens(engine, request(5, 300))
         stop = next(token for token in whole[10:] if token not in whole[:10])
@@ -147,7 +147,7 @@ async def test_a_server_that_ignores_the_stop_tokens_is_stopped_at_the_next_toke
         await asyncio.wait_for(bench.server.request_cancelled.wait(), 60)
 
 
-def test_a_text_with_more_ids_than_generated_tokens_ends_at_the_limit(model_folder: Path) -> None:
+def test_a_text_with_too_many_ids_is_cut_at_the_limit(model_folder: Path) -> None:
     tokenizer = load_tokenizer(model_folder)
     output = CompletionOutput(request(1, 5), tokenizer, tokenizer.vocab_size)
     chunk = CompletionChunk([CompletionChoice("hello world")])
@@ -158,7 +158,7 @@ def test_a_text_with_more_ids_than_generated_tokens_ends_at_the_limit(model_fold
 # ---------------------------------------------------------------- errors
 
 
-async def test_an_abort_stops_the_server(bench: OpenAIBench) -> None:
+async def test_an_abort_stops_the_generation_on_the_server(bench: OpenAIBench) -> None:
     async with bench.engine() as (engine, _):
         pieces = asyncio.Queue[object]()
         call = asyncio.ensure_future(engine.generate(request(1, 600), pieces.put_nowait))
@@ -169,9 +169,9 @@ async def test_an_abort_stops_the_server(bench: OpenAIBench) -> None:
         assert bench.server.num_cancelled == 1
 
 
-async def test_a_server_that_dies_is_lost_once_and_a_broken_stream_alone_does_not_count(model_folder: Path) -> None:
+async def test_a_dead_server_is_lost_once_and_a_timeout_is_no_loss(model_folder: Path) -> None:
     server, lost = CompletionsServer(model_folder, "vllm", LONGEST), asyncio.get_running_loop().create_future()
-    server.max_answered = 1  # the first request of `start`
+    server.max_answered = 1  # this is the first request of `start`
     options: dict[str, Any] = {"sequence_tokens": LONGEST, "retry_delays_s": (), "on_engine_lost": lost.set_result}
     async with server.serving() as url:
         engine = OpenAIEngine(url, load_tokenizer(model_folder), request_timeout_s=0.2, **options)
@@ -193,7 +193,7 @@ async def test_a_server_that_dies_is_lost_once_and_a_broken_stream_alone_does_no
     await engine.close()
 
 
-async def test_a_server_that_is_down_behind_a_proxy_is_lost_and_an_overloaded_one_is_not(model_folder: Path) -> None:
+async def test_a_server_down_behind_a_proxy_is_lost_and_an_overloaded_server_is_not(model_folder: Path) -> None:
     server, lost = CompletionsServer(model_folder, "vllm", LONGEST), asyncio.get_running_loop().create_future()
     async with server.serving() as url:
         options: dict[str, Any] = {"sequence_tokens": LONGEST, "retry_delays_s": (), "on_engine_lost": lost.set_result}
@@ -210,7 +210,7 @@ async def test_a_server_that_is_down_behind_a_proxy_is_lost_and_an_overloaded_on
         await engine.close()
 
 
-async def test_calls_beyond_the_running_ones_wait_for_the_server(model_folder: Path) -> None:
+async def test_calls_above_max_running_wait(model_folder: Path) -> None:
     server = CompletionsServer(model_folder, "vllm", LONGEST)
     server.max_answered = 1
     async with server.serving() as url:
@@ -227,7 +227,7 @@ async def test_calls_beyond_the_running_ones_wait_for_the_server(model_folder: P
         await engine.close()
 
 
-async def test_requests_to_an_overloaded_server_are_retried_and_other_errors_are_reported(bench: OpenAIBench) -> None:
+async def test_requests_are_retried_only_if_the_server_is_overloaded(bench: OpenAIBench) -> None:
     with capture_logs() as lines:
         async with bench.engine() as (engine, _):
             bench.server.failures, bench.server.retry_after = [429], "1"
@@ -244,7 +244,7 @@ async def test_requests_to_an_overloaded_server_are_retried_and_other_errors_are
             await engine.generate(request(1))
 
 
-async def test_the_start_names_the_problem_and_the_remedy(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_start_error_names_problem_and_remedy(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = load_tokenizer(model_folder)
     server = CompletionsServer(model_folder, "vllm", LONGEST, key="secret")
 
@@ -268,7 +268,7 @@ async def test_the_start_names_the_problem_and_the_remedy(model_folder: Path, mo
         await make(url).start()
 
 
-async def test_the_servers_weights_and_memory_cannot_be_changed(bench: OpenAIBench) -> None:
+async def test_the_weights_and_memory_of_the_server_cannot_be_changed(bench: OpenAIBench) -> None:
     published = publish(bench, 3, small_model(vocab_size=280))
     async with bench.engine() as (engine, _):
         with pytest.raises(WeightsRefused, match="cannot load weights"):

@@ -1,4 +1,4 @@
-"""[openai] is only for evaluations: all servers must serve one model, with room for a trajectory."""
+"""Tests: [openai] is only for evaluations. All servers must serve one model and have room for a trajectory."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -39,7 +39,7 @@ async def find(run: RunConfig) -> str:
     return await asyncio.to_thread(find_served_model, run)
 
 
-async def test_the_servers_name_their_model(model: Path) -> None:
+async def test_the_model_name_comes_from_the_servers_and_must_be_the_same(model: Path) -> None:
     servers = [CompletionsServer(model, dialect, 96) for dialect in ("vllm", "llama.cpp")]
     async with AsyncExitStack() as stack:
         urls = [await stack.enter_async_context(each.serving()) for each in servers]

@@ -1,4 +1,4 @@
-"""OpenAIEngine against servers with odd, broken and hostile streams: the right answer or a failure, never a wrong answer."""
+"""Tests of OpenAIEngine with odd, broken and hostile streams: the result is the right answer or a failure."""
 
 import json
 from collections.abc import AsyncGenerator
@@ -59,7 +59,7 @@ async def attached(
 
 
 async def ask(engine: OpenAIEngine, tokenizer: FastTokenizer) -> str:
-    """Return the text of a complete answer. Raises EngineFailure."""
+    """Return the text of a complete answer. Raises EngineFailure for an incomplete one."""
     request = GenerationRequest(1, np.array(tokenizer.encode("a", trusted=False), np.int32), 2000)
     found = await engine.generate(request)
     assert found.finish in ("stop", "length")
@@ -73,7 +73,7 @@ async def test_a_complete_answer_is_read(name: str, tokenizer: FastTokenizer) ->
 
 
 @pytest.mark.parametrize("name", FAILED)
-async def test_an_incomplete_or_unreadable_answer_is_a_failure_that_names_the_cause(
+async def test_the_error_for_an_incomplete_or_unreadable_answer_names_the_cause(
     name: str, tokenizer: FastTokenizer
 ) -> None:
     script, cause = FAILED[name]
@@ -86,7 +86,7 @@ async def test_an_incomplete_or_unreadable_answer_is_a_failure_that_names_the_ca
 
 _LINES = Path(__file__).with_name("bug_reports.jsonl").read_text(encoding="utf-8").splitlines()
 REPORTS = {report["id"]: report["input"] for report in map(json.loads, _LINES)}
-# The behaviours of the public bug reports that describe them in words.
+# The behaviours for public bug reports that describe a behaviour only in words.
 REPORTED = {
     "sse-05": ("event_before", "event_behind"),
     "sse-06": ("id_before", "id_behind"),
@@ -96,26 +96,24 @@ REPORTED = {
 }
 
 
-def test_each_public_report_has_a_behaviour() -> None:
+def test_each_public_bug_report_has_a_behaviour() -> None:
     assert REPORTS.keys() == {"sse-01", *REPORTED}
     assert {name for names in REPORTED.values() for name in names} <= ANSWERED.keys()
 
 
-async def test_the_stream_of_a_public_report_with_comments_before_events_is_read(tokenizer: FastTokenizer) -> None:
+async def test_the_stream_of_a_public_bug_report_with_comments_is_read(tokenizer: FastTokenizer) -> None:
     lines = "\n".join(REPORTS["sse-01"]) + "\n"
     async with attached(ScriptedServer(Script([lines.encode()])), tokenizer) as engine:
         assert await ask(engine, tokenizer) == TEXT
 
 
-def test_there_are_at_least_forty_behaviours_of_each_outcome() -> None:
+def test_each_outcome_has_at_least_forty_behaviours() -> None:
     assert len(ANSWERED) >= 40
     assert len(FAILED) >= 40
 
 
 @pytest.mark.parametrize("escaped", [True, False], ids=["escaped", "UTF-8"])
-async def test_characters_of_several_bytes_may_be_divided_between_pieces(
-    escaped: bool, tokenizer: FastTokenizer
-) -> None:
+async def test_multi_byte_characters_can_be_split_between_pieces(escaped: bool, tokenizer: FastTokenizer) -> None:
     text = "é∞😀 \\boxed{\u2028x\x85}"
     content = make_chunk(text) if escaped else make_chunk("?").replace(b"?", text.replace("\\", "\\\\").encode())
     server = ScriptedServer(in_bytes(make_stream(content, CHUNKS[-1], end=b"\r\n") + DONE))
@@ -123,7 +121,9 @@ async def test_characters_of_several_bytes_may_be_divided_between_pieces(
         assert await ask(engine, tokenizer) == text
 
 
-async def test_requests_to_an_overloaded_server_are_retried_and_cut_answers_are_not(tokenizer: FastTokenizer) -> None:
+async def test_requests_to_an_overloaded_server_are_retried_but_truncated_answers_are_not(
+    tokenizer: FastTokenizer,
+) -> None:
     in_the_stream = Script([b'data: {"error": {"message": "slow down", "code": 429}}\n\n'])
     server = ScriptedServer(OVERLOADED, in_the_stream, ANSWERED["line_feeds"])
     async with attached(server, tokenizer) as engine:
@@ -144,7 +144,7 @@ async def test_an_event_over_the_limit_is_a_failure(tokenizer: FastTokenizer, mo
 
 
 @pytest.mark.parametrize("name", ["line_feeds", "no_done_after_the_finish", "usage_behind"])
-async def test_a_complete_answer_leaves_its_connection_for_the_next(name: str, tokenizer: FastTokenizer) -> None:
+async def test_the_next_request_reuses_the_connection_of_a_complete_answer(name: str, tokenizer: FastTokenizer) -> None:
     server = ScriptedServer(ANSWERED[name])
     async with attached(server, tokenizer) as engine:
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""The fake server's model folder, captured log entries, a free port, and a check that no process group's thread outlives its test."""
+"""Fixtures: a fake server's model folder, captured log entries, a free port, and a check for remaining threads."""
 
 import json
 import socket
@@ -30,7 +30,7 @@ def log_entries() -> Iterator[list[Any]]:
 
 @pytest.fixture
 def port() -> int:
-    """Return a port that is free now."""
+    """Return a port that was free a moment ago."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return bound.getsockname()[1]
@@ -38,7 +38,7 @@ def port() -> int:
 
 @pytest.fixture(autouse=True)
 def check_threads() -> Iterator[None]:
-    """Check for threads in a collective: at Python's exit they would abort the process with SIGABRT."""
+    """Check that no thread is in a collective: at Python's exit it would abort the process with SIGABRT."""
     yield
     for thread in threading.enumerate():
         if thread.name.startswith("weights "):

@@ -1,4 +1,4 @@
-"""A scripted server on loopback, for behaviour that a real server does not show on request."""
+"""A scripted server on loopback, for behaviours that a real server shows only rarely."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -31,9 +31,9 @@ LOAD: dict[str, Any] = {
 
 
 class FakeServer:
-    """Plays `generations` in order and repeats the last one; `requests` records (path, body).
+    """Sends `generations` in order and repeats the last one. `requests` records path and body.
 
-    `handlers`, by path, replace the successful responses to other requests.
+    Other requests get successful responses, unless `handlers` has a handler for the path.
     """
 
     def __init__(self, *generations: Handler) -> None:
@@ -41,14 +41,14 @@ class FakeServer:
         self.weight_version = "default"
         self.generations = list(generations)
         self.handlers: dict[str, Handler] = {}
-        self.num_broken_requests = 0  # number of next requests whose connection breaks
+        self.num_broken_requests = 0  # the connections of this number of requests break
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.connections: set[object] = set()
         self.request_received = asyncio.Event()
         self.generation_received = asyncio.Event()
 
     def serving(self) -> AbstractAsyncContextManager[str]:
-        """Serve requests within the context, whose value is the base URL."""
+        """Serve requests within the context. Yields the base URL."""
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._handle)
         return serving_app(app)
@@ -93,7 +93,7 @@ def make_response(
     without: Sequence[str] = (),
     **changes: Any,
 ) -> dict[str, Any]:
-    """Return a cumulative response. `changes`: new fields of its meta_info. `without`: fields to remove from it."""
+    """Return a cumulative response. `changes`: new fields of its meta_info. `without`: fields removed from it."""
     spans = [("2", 0, len(token_ids))] if versions is None else versions
     meta: dict[str, Any] = {
         "id": body["rid"],
@@ -123,13 +123,13 @@ def make_full_response(body: dict[str, Any]) -> dict[str, Any]:
 
 
 async def broken(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    """Close the connection after reading the request."""
+    """Read the request and close the connection."""
     _get_transport(request).abort()
     return web.Response()
 
 
 async def silent(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    """Wait forever instead of responding."""
+    """Wait forever without responding."""
     await asyncio.Event().wait()
     raise AssertionError
 
@@ -149,7 +149,7 @@ def refusing(status: int, content: Any) -> Handler:
 def streaming(
     *responses: Callable[[dict[str, Any]], dict[str, Any]] | asyncio.Event | bytes, then: str = "done"
 ) -> Handler:
-    """Return a handler that sends `responses`, bytes as they are, and waits for events.
+    """Return a handler that sends each response as an event and bytes unchanged, and waits for each asyncio.Event.
 
     `then`: "done", "broken" (closes the connection), "cut" (ends the stream too early) or "silent"
     (sends nothing).

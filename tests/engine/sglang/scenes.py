@@ -1,4 +1,4 @@
-"""Builds an SGLang engine with a fake server and a fake transport of weights, and requests to it."""
+"""Builds an SGLang engine with a fake server and a fake weight transport, and requests to the engine."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -32,7 +32,7 @@ class FakeServerHandle:
 
 
 class FakeTransport:
-    """A weight transport whose update waits for `may_finish`, and then fails with `failure`, if set."""
+    """A weight transport whose update waits for `may_finish`. Then it fails with `failure`, if set."""
 
     def __init__(self, failure: EngineFailure | None = None) -> None:
         self._failure = failure
@@ -62,7 +62,7 @@ async def running_engine(
     sequence_tokens: int = 100,
     **options: Any,
 ) -> AsyncIterator[SGLangEngine]:
-    """Yield a started engine of this server; it closes its handle of the server."""
+    """Yield a started engine of this server. The engine closes its handle of the server."""
     async with server.serving() as url:
         handle = FakeServerHandle(url)
         engine = SGLangEngine(

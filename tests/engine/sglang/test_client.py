@@ -1,4 +1,4 @@
-"""The HTTP client of an SGLang server: retries and exceptions."""
+"""Tests of the HTTP client of an SGLang server: retries and exceptions."""
 
 import asyncio
 import socket
@@ -42,12 +42,12 @@ async def collect(client: SGLangClient) -> list[GenerateResponse]:
 
 
 async def generate(server: FakeServer, request_timeout_s: float = 600.0) -> list[GenerateResponse]:
-    """Return the responses to one request."""
+    """Send one request and return its responses."""
     async with connected(server, request_timeout_s) as client:
         return await collect(client)
 
 
-async def test_a_stream_yields_its_responses_in_order_up_to_the_last() -> None:
+async def test_a_stream_yields_all_its_responses_in_order() -> None:
     server = FakeServer(streaming(lambda body: make_response(body, [4]), make_full_response))
     answers = await generate(server)
     assert [each.output_ids for each in answers] == [[4], [4, 5, 6]]
@@ -57,7 +57,7 @@ async def test_a_stream_yields_its_responses_in_order_up_to_the_last() -> None:
     assert "priority" not in body
 
 
-async def test_a_completed_stream_leaves_its_connection_for_reuse() -> None:
+async def test_the_connection_of_a_completed_stream_is_reused() -> None:
     server = FakeServer(streaming(make_full_response))
     async with connected(server) as client:
         for _ in range(3):
@@ -72,7 +72,7 @@ async def test_a_response_larger_than_one_read_is_reassembled() -> None:
     assert answer.output_ids == ids
 
 
-async def test_a_full_queue_is_retried_for_every_form_of_its_error() -> None:
+async def test_each_form_of_the_error_for_a_full_queue_causes_a_retry() -> None:
     refused = refusing(503, {"object": "error", "message": "full", "type": "503", "code": 503})
     aborted = streaming(lambda body: make_response(body, [], FULL))
     server = FakeServer(refused, aborted, streaming(make_full_response))
@@ -89,7 +89,7 @@ async def test_a_full_queue_is_retried_for_every_form_of_its_error() -> None:
         (400, {"error": "unknown field `sampling_params.beams`"}, "400 unknown field `sampling_params.beams`", 1),
     ],
 )
-async def test_a_refused_generation_shows_the_servers_message_and_is_retried_while_the_queue_is_full(
+async def test_a_refused_generation_is_retried_only_if_the_queue_is_full(
     status: int, content: dict[str, Any], message: str, num_attempts: int
 ) -> None:
     server = FakeServer(refusing(status, content))
@@ -106,9 +106,9 @@ async def test_an_error_within_a_stream_raises_a_status_error() -> None:
         await generate(FakeServer(streaming(lambda body: error)))
 
 
-async def test_a_refused_connection_means_that_no_request_was_sent() -> None:
+async def test_after_a_refused_connection_the_request_counts_as_not_sent() -> None:
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))  # bound, but not listening
+        free.bind(("127.0.0.1", 0))  # the port is bound, but nothing listens
         client = SGLangClient(f"http://127.0.0.1:{free.getsockname()[1]}", retry_delays_s=(0.0,))
         with pytest.raises(ServerUnreachable) as failure:
             await collect(client)
@@ -127,7 +127,7 @@ async def test_a_refused_connection_means_that_no_request_was_sent() -> None:
     ],
     ids=["broken stream", "stream without its end", "no response"],
 )
-async def test_a_generation_is_not_retried_after_it_was_sent(handler: Handler, received_ids: list[list[int]]) -> None:
+async def test_a_generation_that_was_sent_is_not_retried(handler: Handler, received_ids: list[list[int]]) -> None:
     server = FakeServer(handler)
     async with connected(server) as client:
         received: list[list[int]] = []
@@ -138,7 +138,7 @@ async def test_a_generation_is_not_retried_after_it_was_sent(handler: Handler, r
     assert len(server.get_bodies("/generate")) == 1
 
 
-async def test_reads_are_retried_when_the_connection_breaks() -> None:
+async def test_a_read_is_retried_when_its_connection_breaks() -> None:
     server = FakeServer()
     server.num_broken_requests = 2
     async with connected(server) as client:
@@ -151,7 +151,7 @@ async def test_a_server_without_a_response_times_out() -> None:
         await generate(FakeServer(silent), request_timeout_s=0.05)
 
 
-async def test_an_unsupported_version_is_refused_by_name() -> None:
+async def test_the_error_for_an_unsupported_version_names_it() -> None:
     server = FakeServer()
     server.info["version"] = "0.6.0"
     del server.info["page_size"]
@@ -160,7 +160,7 @@ async def test_an_unsupported_version_is_refused_by_name() -> None:
             await client.get_server_info()
 
 
-async def test_a_missing_field_is_reported_with_the_servers_version() -> None:
+async def test_the_error_for_a_missing_field_names_the_servers_version() -> None:
     server = FakeServer(streaming(lambda body: make_response(body, [4], without=["weight_version"])))
     del server.info["page_size"]
     async with connected(server) as client:
@@ -177,7 +177,7 @@ async def test_concurrent_generations_are_limited_by_max_in_flight() -> None:
     async with server.serving() as url, SGLangClient(url, max_in_flight=1) as client:
         calls = [asyncio.ensure_future(client.generate(REQUEST)) for _ in range(2)]
         await server.generation_received.wait()
-        assert len(await client.get_loads()) == 1  # control calls are not limited
+        assert len(await client.get_loads()) == 1  # max_in_flight does not limit control calls
         assert len(server.get_bodies("/generate")) == 1
         for call in calls:
             call.cancel()

@@ -1,4 +1,4 @@
-"""The streams of an SGLang server, and ends that must not count as complete; tests/engine/http has the framing."""
+"""Tests of the streams of an SGLang server: which ends count as complete. tests/engine/http tests the framing."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ INCOMPLETE = {
 
 
 def playing(stream: bytes, then: str = "cut") -> Handler:
-    """Return a handler that sends the stream in pieces of seven bytes, with responses for <first> and <last>."""
+    """Return a handler that sends the stream in pieces of seven bytes; <first> and <last> are replaced by responses."""
 
     async def handle(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         first, last = make_response(body, [4]), make_response(body, [4, 5, 6], LENGTH)
@@ -56,7 +56,7 @@ async def test_a_complete_stream_is_read(name: str) -> None:
 
 @pytest.mark.parametrize("ending", ["broken", "silent"])
 @pytest.mark.parametrize("stream", [PLAIN, PLAIN + DONE], ids=["finish", "done"])
-async def test_a_stream_that_breaks_or_stalls_behind_its_last_response_is_complete(
+async def test_a_stream_is_complete_even_if_it_breaks_or_stalls_after_the_last_response(
     stream: bytes, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_session, "STREAM_END_S", 0.05)
@@ -70,6 +70,6 @@ async def test_an_incomplete_stream_is_a_failure(name: str) -> None:
         await read_last_ids(playing(stream))
 
 
-async def test_a_stream_that_breaks_before_its_last_response_is_a_failure() -> None:
+async def test_a_break_before_the_last_response_is_a_failure() -> None:
     with pytest.raises(EngineFailure, match="the connection broke"):
         await read_last_ids(playing(b"data: <first>\n\n", "broken"))

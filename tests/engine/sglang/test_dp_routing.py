@@ -14,18 +14,18 @@ def test_a_single_rank_needs_no_assignment():
     assert DataParallelRouter(1).assign(1, make_ids(4)) is None
 
 
-def test_sequences_of_one_prompt_share_a_rank_and_others_go_to_the_least_busy_rank():
+def test_sequences_of_one_prompt_share_a_rank_and_others_use_the_least_busy_rank():
     router = DataParallelRouter(2)
     assert [router.assign(sequence_id, make_ids(4, 5)) for sequence_id in (1, 2)] == [0, 0]
     assert router.assign(3, make_ids(8)) == 1
     router.release(0)
     router.release(0)
-    assert router.assign(4, make_ids(9)) == 0  # rank 0 is idle now
+    assert router.assign(4, make_ids(9)) == 0  # rank 0 is idle
     assert router.assign(1, make_ids(4, 5, 6)) == 0
     assert router.assign(3, make_ids(8, 9, 9)) == 1
 
 
-def test_a_rank_that_is_much_busier_gets_no_more_siblings():
+def test_a_much_busier_rank_gets_no_more_siblings():
     router = DataParallelRouter(2)
     chosen = [router.assign(sequence_id, make_ids(4, 5)) for sequence_id in range(MAX_IMBALANCE + 3)]
     assert chosen == [0] * (MAX_IMBALANCE + 1) + [1, 1]
@@ -36,4 +36,4 @@ def test_the_router_drops_the_oldest_sequence(monkeypatch: pytest.MonkeyPatch):
     router = DataParallelRouter(2)
     assert [router.assign(1, make_ids(4)), router.assign(2, make_ids(5))] == [0, 1]
     router.release(1)
-    assert router.assign(1, make_ids(4, 6)) == 1  # rank 0 is busy
+    assert router.assign(1, make_ids(4, 6)) == 1  # rank 0 is still busy

@@ -1,4 +1,4 @@
-"""The SGLang engine with adapters: turns name them, and continue with new ones."""
+"""Tests of the SGLang engine with adapters: turns name an adapter, and continue with a newer adapter."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.real_clock
 
 
 class NamedAdapters(AdapterTransport):
-    """Names each version without sending it; then ends the requests, or fails."""
+    """A transport that names each version without sending it. Then it ends the requests, or fails."""
 
     def __init__(self) -> None:
         super().__init__(FakeTransport(), {}, LoraOptions(1, 1.0, ()), dtype=None)  # pyright: ignore[reportArgumentType]
@@ -45,14 +45,14 @@ def version(number: int) -> WeightsPublished:
 
 
 def abort_after(*token_ids: int, aborted: asyncio.Event) -> Any:
-    """Return a stream of these tokens that ends when the server aborts its requests."""
+    """Return a stream of these tokens. It ends when the server aborts its requests."""
     return streaming(
         lambda body: make_response(body, token_ids[:1]), aborted, lambda body: make_response(body, token_ids, ABORTED)
     )
 
 
 def make_server(*generations: Any) -> tuple[FakeServer, asyncio.Event]:
-    """Return a server, and the event of its next abort."""
+    """Return a server, and an event that its next abort sets."""
     aborted = asyncio.Event()
 
     async def abort(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -68,10 +68,10 @@ def finish(*token_ids: int) -> Any:
     return streaming(lambda body: make_response(body, token_ids, LENGTH))
 
 
-async def test_requests_name_the_newest_adapter_and_their_tokens_have_its_version(model: Path) -> None:
+async def test_requests_name_the_newest_adapter_and_tokens_have_its_version(model: Path) -> None:
     server = FakeServer(finish(4, 5, 6))
     async with running_engine(model, server, NamedAdapters()) as engine:
-        assert (await engine.generate(make_request())).versions.tolist() == [2, 2, 2]  # reported by the server
+        assert (await engine.generate(make_request())).versions.tolist() == [2, 2, 2]  # the server has this version
         for number in (3, 7):
             await engine.load_weights(version(number))
             assert (await engine.generate(make_request())).versions.tolist() == [number] * 3
@@ -81,7 +81,7 @@ async def test_requests_name_the_newest_adapter_and_their_tokens_have_its_versio
     assert len({body.get("extra_key") for body in bodies}) == 3
 
 
-async def test_a_running_turn_keeps_its_tokens_and_continues_under_the_new_adapter(model: Path) -> None:
+async def test_a_running_turn_keeps_its_tokens_and_continues_with_the_new_adapter(model: Path) -> None:
     server, aborted = make_server(finish(9, 9, 9))
     server.generations = [abort_after(4, 5, aborted=aborted), finish(6)]
     async with running_engine(model, server, NamedAdapters()) as engine:
@@ -99,8 +99,8 @@ async def test_a_running_turn_keeps_its_tokens_and_continues_under_the_new_adapt
     assert second["sampling_params"]["sampling_seed"] == first["sampling_params"]["sampling_seed"]
 
 
-async def test_a_request_without_tokens_is_sent_again_without_an_abort_of_its_own(model: Path) -> None:
-    """It may wait in the client, out of reach of the server's aborts."""
+async def test_a_request_without_tokens_is_cancelled_and_sent_again(model: Path) -> None:
+    """The request could still wait in the client, where an abort by the server does not reach it."""
     server, _ = make_server(streaming(then="silent"), finish(4, 5, 6))
     async with running_engine(model, server, NamedAdapters()) as engine:
         call = asyncio.ensure_future(engine.generate(make_request()))
@@ -122,7 +122,7 @@ async def test_a_request_that_the_server_does_not_abort_is_closed_after_the_time
         assert (generation.token_ids.tolist(), generation.versions.tolist()) == ([4, 5, 6], [2, 3, 3])
 
 
-async def test_a_turn_that_ends_or_is_aborted_during_the_update_is_not_repeated(model: Path) -> None:
+async def test_a_turn_that_ends_or_is_aborted_during_the_update_is_not_sent_again(model: Path) -> None:
     server, aborted = make_server()
     ends = streaming(
         lambda body: make_response(body, [4]), aborted, lambda body: make_response(body, [4, 5, 6], LENGTH)
@@ -141,7 +141,7 @@ async def test_a_turn_that_ends_or_is_aborted_during_the_update_is_not_repeated(
     assert len(server.get_bodies("/generate")) == 2
 
 
-async def test_refused_adapters_leave_turns_running_under_the_earlier_one(model: Path) -> None:
+async def test_refused_adapters_leave_turns_running_with_the_earlier_adapter(model: Path) -> None:
     server, aborted = make_server()
     server.generations = [
         streaming(lambda body: make_response(body, [4]), aborted, lambda body: make_response(body, [4, 5, 6], LENGTH))

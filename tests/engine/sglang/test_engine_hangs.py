@@ -1,4 +1,4 @@
-"""The SGLang engine with a server that reports that it is ready but generates nothing."""
+"""Tests of the SGLang engine with a server that reports that it is ready, but generates nothing."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -19,7 +19,7 @@ HANGS = 19  # prompts with this token get no response
 
 
 class SlowClients:
-    """A factory of clients that raise ServerTimeout with `waited_s` for prompts with HANGS, after
+    """A factory of clients. For prompts with HANGS they raise ServerTimeout with `waited_s`, after
     `may_time_out` is set."""
 
     def __init__(self, waited_s: float) -> None:
@@ -42,7 +42,7 @@ class SlowClients:
         yield
 
 
-async def test_a_server_that_generates_for_no_request_is_lost(model: Path):
+async def test_a_server_that_generates_no_token_for_any_request_is_lost(model: Path):
     slow, lost, server = SlowClients(0.0), list[str](), FakeServer(streaming(make_full_response))
     async with running_engine(model, server, connect=slow.client, on_engine_lost=lost.append) as engine:
         await engine.generate(make_request(0))
@@ -56,7 +56,7 @@ async def test_a_server_that_generates_for_no_request_is_lost(model: Path):
     assert lost == [f"the server no longer generates tokens: {SLOW}"]
 
 
-async def test_only_the_turn_without_tokens_fails_while_another_gets_tokens(model: Path):
+async def test_a_server_that_generates_for_another_request_is_not_lost(model: Path):
     slow, lost, server = SlowClients(600.0), list[str](), FakeServer(streaming(make_full_response))
     async with running_engine(model, server, connect=slow.client, on_engine_lost=lost.append) as engine:
         call = asyncio.ensure_future(engine.generate(make_request(1, 1, HANGS)))
@@ -71,7 +71,7 @@ async def test_only_the_turn_without_tokens_fails_while_another_gets_tokens(mode
 
 @pytest.mark.parametrize("by_engine", [True, False])
 async def test_a_paused_server_is_not_lost(model: Path, by_engine: bool):
-    """The pause may come from this engine or from another client."""
+    """This engine or another client has paused the server."""
     slow, lost, server = SlowClients(0.0), list[str](), FakeServer(streaming(make_full_response))
     async with running_engine(model, server, connect=slow.client, on_engine_lost=lost.append) as engine:
         call = asyncio.ensure_future(engine.generate(make_request(1, 1, HANGS)))

@@ -1,4 +1,4 @@
-"""The SGLang engine: aborts and pauses that fail, released memory, evictions and retractions."""
+"""Tests of the SGLang engine: failed aborts and pauses, released memory, evictions and retractions."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,7 @@ PUBLISHED = WeightsPublished(5, "/weights", 4, "d" * 32)
 
 @pytest.mark.parametrize("num_tokens", [0, 2])
 async def test_an_abort_without_a_response_returns_the_tokens_so_far(model: Path, num_tokens: int):
-    """A server ignores the abort of a request that has not reached its scheduler: before the first
+    """A server ignores the abort of a request that has not reached its scheduler. So before the first
     token, the engine only closes the stream."""
     begun = [lambda body: make_response(body, [4, 5])] if num_tokens else []
     server = FakeServer(streaming(*begun, then="silent"))
@@ -28,7 +28,7 @@ async def test_an_abort_without_a_response_returns_the_tokens_so_far(model: Path
         engine.abort(1)
         generation = await call
         assert (generation.token_ids.tolist(), generation.finish) == ([4, 5][:num_tokens], "abort")
-        engine.abort(1)  # nothing is pending
+        engine.abort(1)  # no request is pending now
     if not num_tokens:
         assert server.get_bodies("/abort_request") == []
 
@@ -74,8 +74,8 @@ async def test_a_retraction_is_counted_and_logged_once(model: Path, log_entries:
 MEMORY = ("/flush_cache", "/pause_generation", "/release_memory_occupation", "/resume_memory_occupation")
 
 
-async def test_memory_is_released_by_an_idle_server_and_resumed_around_the_weights(model: Path, log_entries: list[Any]):
-    """A server crashes if it is busy, or if memory to resume was not released."""
+async def test_an_idle_server_releases_memory_and_resumes_it_around_the_weights(model: Path, log_entries: list[Any]):
+    """A busy server would crash, and so would a server that resumes memory which it has not released."""
     server = FakeServer(streaming(lambda body: make_response(body, [4], LENGTH, versions=[("5", 0, 1)])))
     transport = FakeTransport()
     async with running_engine(model, server, transport) as engine:
@@ -114,7 +114,7 @@ async def test_a_server_that_stays_busy_keeps_its_memory(model: Path):
     assert server.get_bodies("/release_memory_occupation") == []
 
 
-async def test_refused_weights_leave_the_other_memory_released(model: Path):
+async def test_after_refused_weights_the_remaining_memory_stays_released(model: Path):
     server = FakeServer(streaming(make_full_response))
     async with running_engine(model, server, FakeTransport(WeightsRefused("damaged"))) as engine:
         await engine.sleep()

@@ -1,4 +1,4 @@
-"""Server responses become tokens with logprobs and versions, or a specific error."""
+"""Tests: responses of a server give tokens with logprobs and versions, or a specific error."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def make_output(*answers: GenerateResponse) -> RequestOutput:
 
 
 def incremental(total: int, *token_ids: int, **changes: Any) -> GenerateResponse:
-    """Return a response with only the new ones of `total` tokens."""
+    """Return a response that contains only the new tokens; `total` counts all tokens."""
     return make_parsed_response(*token_ids, completion_tokens=total, versions=[("0", 0, total)], **changes)
 
 
@@ -42,7 +42,7 @@ def test_cumulative_and_incremental_responses_give_the_same_generation():
         assert generation.logprobs.tolist() == [-2.0, -2.5, -3.0]
 
 
-def test_each_token_has_the_version_of_the_weights_that_produced_it():
+def test_each_token_has_the_version_of_its_weights():
     part = make_output(make_parsed_response(4, 5, 6, 7, versions=[("7", 0, 1), ("8", 1, 3), ("9", 3, 4)]))
     assert build_generation([part], "length").versions.tolist() == [7, 8, 8, 9]
 
@@ -59,7 +59,7 @@ def test_tokens_without_spans_have_the_current_version():
         ([("1", 0, 2), ("2", 2, 4)], "covers 4 of 3 tokens"),
     ],
 )
-def test_spans_that_do_not_cover_the_tokens_are_refused(versions: list[tuple[str, int, int]], wrong: str):
+def test_version_spans_that_do_not_cover_all_tokens_are_refused(versions: list[tuple[str, int, int]], wrong: str):
     with pytest.raises(InvalidResponse, match=wrong):
         make_output(make_parsed_response(4, 5, 6, versions=versions))
 
@@ -90,26 +90,26 @@ def test_an_inconsistent_response_is_refused_and_changes_nothing(wrong: Generate
     assert (part.token_ids, part.logprobs, part.meta) == ([], [], None)
 
 
-def test_fewer_tokens_than_before_are_refused():
+def test_a_response_with_fewer_tokens_than_before_is_refused():
     part = make_output(make_parsed_response(4, 5))
     with pytest.raises(InvalidResponse, match="completion_tokens is 1, after 2 received tokens"):
         part.add_response(make_parsed_response(4))
 
 
-def test_a_final_response_that_repeats_a_token_adds_no_token():
-    """An incremental server sends this for a request that it aborts in its queue."""
+def test_a_repeated_token_in_a_final_response_is_ignored():
+    """An incremental server sends such a response for a request that it aborts in its queue."""
     part = make_output(incremental(2, 4, 5), incremental(2, 5, finish=ABORTED))
     assert (part.token_ids, part.get_finish(())) == ([4, 5], "abort")
 
 
-def test_generation_continues_after_an_unrequested_stop_token():
+def test_a_generation_continues_after_an_unrequested_stop_token():
     part = make_output(make_parsed_response(4, 7, finish=STOPPED))
     assert part.get_finish((7,)) == "stop"
     assert part.get_finish((5,)) is None
     assert make_output(make_parsed_response(4)).get_finish((7,)) is None
 
 
-def test_several_requests_form_one_generation_with_the_first_ones_cached_tokens():
+def test_a_generation_of_several_requests_has_the_cached_tokens_of_the_first():
     parts = [
         make_output(make_parsed_response(4, cached_tokens=2)),
         make_output(make_parsed_response(5, 6, cached_tokens=3)),
@@ -118,7 +118,7 @@ def test_several_requests_form_one_generation_with_the_first_ones_cached_tokens(
     assert (generation.token_ids.tolist(), generation.cached_tokens) == ([4, 5, 6], 2)
 
 
-def test_a_request_that_never_started_is_an_abort_without_tokens():
+def test_a_request_that_never_started_is_aborted_without_tokens():
     never = make_output(
         make_parsed_response(finish=ABORTED, without=("prompt_tokens", "cached_tokens", "num_retractions"))
     )
@@ -127,7 +127,7 @@ def test_a_request_that_never_started_is_an_abort_without_tokens():
         assert (len(generation.token_ids), generation.cached_tokens) == (0, 0)
 
 
-def test_status_400_becomes_request_refused_and_other_errors_stay_unchanged():
+def test_only_status_400_becomes_a_refused_request():
     bad = to_engine_failure(ServerStatusError("/generate", 400, "too long"), 3)
     assert isinstance(bad, RequestRefused)
     assert str(bad) == "sequence 3: too long"

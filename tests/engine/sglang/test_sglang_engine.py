@@ -1,7 +1,7 @@
-"""The SGLang engine with a server that fails in ways that a real server does not show on request.
+"""Tests of the SGLang engine with a fake server, because a real server fails only rarely.
 
-tests/sglang runs the engine contract against a real server: it covers limits, priorities, ranks and
-a server's death.
+tests/sglang runs the engine contract with a real server, which covers limits, priorities, ranks and
+the end of a server.
 """
 
 from pathlib import Path
@@ -49,7 +49,7 @@ async def test_no_request_id_is_a_prefix_of_another(model: Path):
     assert [(one, other) for one in rids for other in rids if one != other and other.startswith(one)] == []
 
 
-async def test_generation_continues_after_an_unrequested_stop(model: Path):
+async def test_a_generation_continues_after_an_unrequested_stop(model: Path):
     server = FakeServer(
         streaming(lambda body: make_response(body, [4, 9], {"type": "stop", "matched": 9})),
         streaming(lambda body: make_response(body, [7], STOPPED)),
@@ -58,10 +58,10 @@ async def test_generation_continues_after_an_unrequested_stop(model: Path):
     async with running_engine(model, server) as engine:
         generation = await engine.generate(make_request(new_tokens=5, stop=(7,)))
         assert (generation.token_ids.tolist(), generation.finish) == ([4, 9, 7], "stop")
-        assert (await engine.generate(make_request(stop=(7,)))).finish == "length"  # at the last token
+        assert (await engine.generate(make_request(stop=(7,)))).finish == "length"  # the stop token is the last token
     first, second, _ = server.get_bodies("/generate")
     assert (second["input_ids"], second["sampling_params"]["max_new_tokens"]) == ([*first["input_ids"], 4, 9], 3)
-    assert first["rid"] != second["rid"]  # a reused rid is aborted two seconds later
+    assert first["rid"] != second["rid"]  # the server would abort a reused rid two seconds later
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ async def test_a_server_starts_with_the_checkpoints_weights_and_version(
     assert server.get_bodies(path) == ([expected] if expected else [])
 
 
-async def test_a_server_that_is_only_evaluated_keeps_its_weights(model: Path):
+async def test_a_server_for_evaluations_keeps_its_weights(model: Path):
     server = FakeServer()
     server.weight_version = "7"
     async with running_engine(model, server, keeps_weights=True):
@@ -93,7 +93,7 @@ async def test_a_server_that_is_only_evaluated_keeps_its_weights(model: Path):
     assert server.get_bodies("/update_weights_from_disk") == server.get_bodies("/update_weight_version") == []
 
 
-async def test_a_cache_of_other_weights_is_not_reused(model: Path):
+async def test_a_cache_from_other_weights_is_not_reused(model: Path):
     server = FakeServer(streaming(make_full_response))
     server.weight_version = "7"
     for _ in range(2):
@@ -102,7 +102,7 @@ async def test_a_cache_of_other_weights_is_not_reused(model: Path):
     assert first != second
 
 
-async def test_a_server_left_paused_is_resumed_first(model: Path):
+async def test_a_server_that_is_still_paused_is_resumed_at_the_start(model: Path):
     server = FakeServer()
     async with running_engine(model, server):
         pass
@@ -145,7 +145,7 @@ async def test_a_failed_turn_names_its_cause(model: Path, handler: Handler, kind
         ("disable_radix_cache", True, "engine.prefix_cache_disabled"),
     ],
 )
-async def test_a_poor_server_option_is_logged(
+async def test_an_unfavourable_server_option_is_logged(
     model: Path, log_entries: list[Any], option: str, value: bool, event: str
 ):
     server = FakeServer()

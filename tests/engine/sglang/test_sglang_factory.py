@@ -1,4 +1,4 @@
-"""The configuration determines an engine's server, log, weight transport and stop timeout."""
+"""Tests: the configuration determines an engine's server, log, weight transport and stop timeout."""
 
 import pkgutil
 import subprocess
@@ -31,7 +31,7 @@ Build = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def build(monkeypatch: pytest.MonkeyPatch) -> Build:
-    """Build an engine of a process, with these settings, and return its arguments by name."""
+    """Build the engine of this process with these settings, and return the engine's arguments by name."""
 
     def build_engine(process: str, *settings: str, incarnation: int = 1) -> dict[str, Any]:
         run = load_run(None, ["name=demo", "engine.kind=sglang", "engine.num_engines=3", *settings])
@@ -63,7 +63,7 @@ def test_a_server_has_the_index_of_its_generator(build: Build) -> None:
     assert (arguments["index"], arguments["version"]) == (2, -1)
 
 
-def test_on_a_joined_node_the_log_is_a_different_file(build: Build) -> None:
+def test_the_log_on_a_joined_node_is_a_different_file(build: Build) -> None:
     arguments = build("generator-0@1")
     assert arguments["log"] == FOLDER.logs / "sglang-0@1.log"
     assert arguments["index"] == 0  # the port is local to the machine
@@ -101,7 +101,7 @@ def test_the_configured_weight_transport_is_used(build: Build, transport: str, t
     assert str(arguments["dtype"]) == "torch.bfloat16"
 
 
-def test_published_adapters_need_a_server_with_lora(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_adapters_require_a_server_with_lora(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sglang_factory, "build_empty_model", lambda _: small_model())
     adapters = ("learner.lora.rank=4", 'learner.lora.targets=["o_proj"]', "learner.lora.publish=adapters")
     for settings, lora in ((adapters, LoraOptions(4, 32.0, ("o_proj",))), (adapters[:2], None)):
@@ -122,13 +122,13 @@ def test_streams_are_fine_grained_only_if_turns_can_be_interrupted(build: Build,
     assert build("generator-0", "rl.prompts=8", setting)["stream_interval"] == interval
 
 
-def test_a_generators_stop_timeout_exceeds_its_servers() -> None:
+def test_the_stop_timeout_of_a_generator_exceeds_that_of_its_server() -> None:
     served, embedded = load_run(None, ["name=a", "engine.kind=sglang"]), RunConfig(name="a")
     assert get_stop_timeout_s(served, "generator-0@1") > 2 * TERM_GRACE_S
     assert get_stop_timeout_s(served, "learner") == get_stop_timeout_s(embedded, "generator-0") < 2 * TERM_GRACE_S
 
 
-def test_a_servers_start_does_not_reset_the_restart_count() -> None:
+def test_the_start_of_a_server_does_not_reset_the_restart_count() -> None:
     served = RunConfig(
         name="a",
         engine=load_run(None, ["name=a", "engine.kind=sglang"]).engine,
@@ -139,7 +139,7 @@ def test_a_servers_start_does_not_reset_the_restart_count() -> None:
 
 
 @pytest.mark.slow
-def test_a_process_imports_no_engine_before_it_builds_one() -> None:
-    """Head and rollout processes run the same program."""
+def test_a_process_without_an_engine_imports_no_engine() -> None:
+    """Head and rollout processes run the same program as generators, but need no engine."""
     code = "import asterism.actors.process, sys; sys.exit(bool({'torch', 'aiohttp', 'asterism.engine.sglang.sglang_engine'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

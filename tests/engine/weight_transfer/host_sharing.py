@@ -1,4 +1,4 @@
-"""Replaces a GPU's memory by files, which other processes or other objects of this one map by their path."""
+"""A replacement for a GPU's memory: files that other processes or objects map by their path."""
 
 import mmap
 import weakref

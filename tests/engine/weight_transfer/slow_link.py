@@ -1,4 +1,4 @@
-"""A proxy between two machines, with a byte limit and connections that break."""
+"""A proxy between two machines. It has a byte limit, and its connections break."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,8 +9,8 @@ _READ_BYTES = 4096
 
 
 class Link:
-    """Forwards connections to a port. It forwards `allowed` bytes of answers, then stalls; each connection is cut after
-    `cut_after` bytes of answers."""
+    """A proxy that forwards connections to a port. After `allowed` bytes of answers it stalls, and it cuts each connection
+    after `cut_after` bytes of answers."""
 
     def __init__(self, target: int, allowed: int | None, cut_after: int | None) -> None:
         self.port = 0

@@ -1,4 +1,4 @@
-"""Published adapters: engines merge them with a base that is published once, on every node."""
+"""Tests of published adapters: engines merge them with a base that is published once and reaches every node."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -39,7 +39,7 @@ NUM_SLOTS = 2
 
 
 class AdapterLearner:
-    """A learner that publishes into a folder. The matrices B are 0 until `train`."""
+    """A learner that publishes into a folder. Its matrices B are 0 until `train` is called."""
 
     def __init__(
         self,
@@ -65,14 +65,14 @@ class AdapterLearner:
         return WholePublisher(self.folder / "merged", self.dtype).publish(version, merge_adapters(self.model))
 
     def load(self, published: WeightsPublished) -> dict[str, Tensor]:
-        """Return the weights that an engine has after the load."""
+        """Load as an engine does, and return the weights."""
         shapes = list_base_parameters(self.model)
         loaded = {name: torch.zeros(each.shape, dtype=self.dtype) for name, each in shapes.items()}
         AdapterLoader(self.dtype, OPTIONS).load(published, loaded)
         return loaded
 
     def count_bytes(self) -> tuple[int, int]:
-        """Return the bytes of the base and of the adapters."""
+        """Return the sizes of the base and of the adapters in bytes."""
         counts = [
             sum(each.numel() for each in parameters.values())
             for parameters in (list_base_parameters(self.model), list_adapter_parameters(self.model))
@@ -91,7 +91,7 @@ def learner(tmp_path: Path) -> AdapterLearner:
 
 
 def damage(path: Path, num_bytes: int) -> None:
-    """Change the last byte of the body."""
+    """Change the last byte of the slot's body."""
     with path.open("r+b") as file:
         file.seek(get_body_offset(num_bytes) + num_bytes - 65)
         byte = file.read(1)
@@ -120,11 +120,11 @@ async def generate(engine: EmbeddedEngine, temperature: float) -> list[Generatio
     ("model_type", "options", "strict"),
     [("qwen3", OPTIONS, False), ("qwen3", OPTIONS, True), ("qwen2", OPTIONS, False), ("qwen3_moe", ATTENTION, False)],
 )
-async def test_an_engine_generates_with_adapters_as_with_merged_weights(
+async def test_published_adapters_and_merged_weights_generate_the_same_tokens(
     tmp_path: Path, model_type: str, options: LoraOptions, strict: bool
 ) -> None:
     learner = AdapterLearner(tmp_path / "slots", model_type, options)
-    start = small_model(seed=3, config=learner.model.config)  # different weights: each load must replace all
+    start = small_model(seed=3, config=learner.model.config)  # other weights, which each load must replace completely
     async with (
         running(make_engine(tmp_path / "a", start, options, strict=strict)) as adapted,
         running(make_engine(tmp_path / "m", start, None, strict=strict)) as merged,
@@ -142,7 +142,7 @@ async def test_an_engine_generates_with_adapters_as_with_merged_weights(
                     assert set(found.versions.tolist()) == {version}
             answers.append((await generate(adapted, 0.0))[0].token_ids.tolist())
             learner.train()
-            if version == 1:  # a new base, which also replaces the weights without adapters
+            if version == 1:  # the base changes, which also replaces weights without adapters
                 learner.model.get_parameter("model.norm.weight").data *= -1
                 learner.restart()
         assert answers[0] != answers[1] != answers[2]
@@ -161,7 +161,7 @@ async def test_an_engine_keeps_its_weights_if_the_base_is_damaged(tmp_path: Path
         assert [each.token_ids.tolist() for each in await generate(engine, 1.0)] == expected
 
 
-def test_bfloat16_weights_differ_from_merged_ones_by_a_rounding(tmp_path: Path) -> None:
+def test_adapted_bfloat16_weights_differ_from_merged_weights_only_by_rounding(tmp_path: Path) -> None:
     learner = AdapterLearner(tmp_path, dtype=torch.bfloat16)
     learner.train()
     loaded = learner.load(learner.publish(1))
@@ -225,13 +225,13 @@ def test_a_restarted_learner_publishes_the_same_base_and_digests(learner: Adapte
         assert_equal(learner.load(published), merge_adapters(learner.model))
 
 
-def test_adapters_without_a_finished_base_are_refused(learner: AdapterLearner) -> None:
+def test_adapters_are_refused_if_the_base_is_not_finished(learner: AdapterLearner) -> None:
     published = learner.publish(3)
     slots = SlotWriter(learner.folder, get_layout(list_base_parameters(learner.model), torch.float32), 1, NUM_SLOTS)
     slots.prepare(0)
     with pytest.raises(WeightsRefused, match="the slot is being overwritten"):
         learner.load(published)
-    del slots  # as if its process were killed: the kernel releases the lock
+    del slots  # the kernel releases the lock, as after a kill of the process
     with pytest.raises(WeightsRefused, match="holds version -1, not 0"):
         learner.load(published)
     get_slot_path(learner.folder, NUM_SLOTS).unlink()
@@ -245,7 +245,7 @@ def test_adapters_without_a_finished_base_are_refused(learner: AdapterLearner) -
 
 
 class AdapterScene:
-    """The learner's node, its server, and the folder of another node."""
+    """The node of the learner with a weight server, and the folder of another node."""
 
     def __init__(self, folder: Path) -> None:
         self.learner, self.near = AdapterLearner(folder / "far"), folder / "near"
@@ -253,7 +253,7 @@ class AdapterScene:
         self.server = WeightServer(self.learner.folder, LOOPBACK, 0, self.key)
 
     async def fetch(self, published: WeightsPublished) -> tuple[WeightsPublished, int]:
-        """Fetch as a generator that has just started; return the weights on its node, and the downloaded bytes."""
+        """Fetch as a newly started generator does. Return the weights on its node and the downloaded bytes."""
         before = self.server.counts.bytes
         fetcher = WeightsFetcher(self.near, LOOPBACK, self.server.port, self.key, has_base=True)
         near = await fetcher.fetch(published)
@@ -279,7 +279,7 @@ async def test_another_node_downloads_the_base_once(scene: AdapterScene) -> None
     second, num_bytes = await scene.fetch(published)
     assert num_bytes == published.num_bytes
     assert_equal(learner.load(second), merge_adapters(learner.model))
-    assert (await scene.fetch(published))[1] == 0  # a second generator, or a restarted one
+    assert (await scene.fetch(published))[1] == 0  # a second or restarted generator downloads nothing
     learner.restart()
     assert (await scene.fetch(learner.publish(1)))[1] == 0
     assert sorted(each.name for each in scene.near.iterdir() if each.suffix != ".lock") == [
@@ -289,7 +289,7 @@ async def test_another_node_downloads_the_base_once(scene: AdapterScene) -> None
     ]
 
 
-async def test_another_node_replaces_a_base_with_other_weights(scene: AdapterScene) -> None:
+async def test_another_node_replaces_a_base_whose_weights_have_changed(scene: AdapterScene) -> None:
     learner = scene.learner
     near, _ = await scene.fetch(learner.publish(1))
     learner.model.get_parameter("model.norm.weight").data += 1
@@ -302,7 +302,7 @@ async def test_another_node_replaces_a_base_with_other_weights(scene: AdapterSce
         learner.load(near)
 
 
-async def test_another_node_refuses_adapters_without_a_base(scene: AdapterScene) -> None:
+async def test_another_node_refuses_adapters_if_the_base_is_missing(scene: AdapterScene) -> None:
     published = scene.learner.publish(1)
     get_slot_path(scene.learner.folder, NUM_SLOTS).unlink()
     with pytest.raises(WeightsRefused, match="no longer has weights of version 0"):

@@ -33,7 +33,7 @@ def make_slot() -> memoryview:
 
 
 @pytest.mark.slow
-def test_the_table_does_not_depend_on_the_number_of_threads() -> None:
+def test_the_digest_table_does_not_depend_on_the_number_of_threads() -> None:
     tables: list[bytes] = []
     for threads in (1, 4):
         slot = make_slot()
@@ -44,7 +44,7 @@ def test_the_table_does_not_depend_on_the_number_of_threads() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_the_first_of_several_damaged_chunks_is_found(threads: int) -> None:
+def test_the_first_damaged_chunk_is_found(threads: int) -> None:
     slot = make_slot()
     write_digests(slot, NUM_BYTES, range(count_digest_chunks(NUM_BYTES)), threads)
     for number in (3, 1):
@@ -52,7 +52,7 @@ def test_the_first_of_several_damaged_chunks_is_found(threads: int) -> None:
     assert find_damaged_chunk(slot, NUM_BYTES, threads) == 1
 
 
-def test_a_chunk_is_digested_when_its_copy_has_finished_and_not_before() -> None:
+def test_a_chunk_is_digested_only_after_its_copy_has_finished() -> None:
     slot, copied, waiting = make_slot(), threading.Event(), threading.Event()
     start = get_body_offset(NUM_BYTES)
 
@@ -61,9 +61,9 @@ def test_a_chunk_is_digested_when_its_copy_has_finished_and_not_before() -> None
         assert copied.wait(10)
 
     with RunningDigests(slot, NUM_BYTES, 2) as digests:
-        digests.advance(CHUNK + 1, wait)  # one complete chunk
+        digests.advance(CHUNK + 1, wait)  # only one chunk is complete
         assert waiting.wait(10)
-        slot[start] = 99  # the copy arrives
+        slot[start] = 99  # the copy of the first chunk finishes
         copied.set()
         digests.advance(NUM_BYTES)
     assert find_damaged_chunk(slot, NUM_BYTES, 1) is None
@@ -81,7 +81,7 @@ def test_an_error_of_a_copy_is_raised_at_the_end() -> None:
             digests.advance(NUM_BYTES, fail)
 
 
-def test_chunks_that_are_not_written_are_an_error() -> None:
+def test_missing_chunks_raise_an_error_at_the_end() -> None:
     with (
         pytest.raises(AssertionError, match="1 of 4 chunks are complete"),
         RunningDigests(make_slot(), NUM_BYTES, 2) as digests,
@@ -96,8 +96,8 @@ def test_processes_share_the_processors() -> None:
 
 
 @pytest.mark.slow
-def test_one_rank_and_a_second_pass_write_the_same_digest(tmp_path: Path) -> None:
-    """Parameters end within chunks, and the largest parameter spans several chunks."""
+def test_a_single_rank_and_a_second_pass_write_the_same_digest(tmp_path: Path) -> None:
+    """Some parameters end within a chunk, and the largest spans several chunks."""
     torch.manual_seed(0)
     parameters = {"c": torch.randn(3), "a": torch.randn(9 * 2**20), "b": torch.randn(5, 7), "d": torch.randn(2**20)}
     published = publish(WeightPublisher(tmp_path, parameters, torch.float32, 1), 3)

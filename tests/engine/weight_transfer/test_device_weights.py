@@ -1,4 +1,4 @@
-"""Weights in the memory of the learner's device, here a file. The CUDA calls have never run on a GPU."""
+"""Tests of weights in the memory of the learner's device, here a file. The CUDA calls have never run on a GPU."""
 
 import signal
 import subprocess
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 
 class Transfer:
-    """A learner and one engine on the same device."""
+    """A transfer from a learner to one engine on the same device."""
 
     def __init__(self, folder: Path, *, engine: HostSharing | None = None, learner: HostSharing | None = None) -> None:
         memory = folder / "memory"
@@ -74,19 +74,17 @@ def make_target() -> dict[str, Tensor]:
     return {name: torch.full(shape, -1.0, dtype=DTYPE) for name, shape in SHAPES.items()}
 
 
-def test_an_engine_copies_each_version_from_the_device_and_maps_the_memory_only_during_a_load(
-    transfer: Transfer,
-) -> None:
+def test_an_engine_maps_device_memory_only_while_it_copies_a_version(transfer: Transfer) -> None:
     for version in range(4):
         published = transfer.publish(version)
-        damage(published)  # the engine does not read the slot
+        damage(published)  # this proves that the engine does not read the slot
         assert transfer.is_loaded(transfer.load(published))
         assert transfer.engine_memory.num_mapped == 0
     assert transfer.counts == (4, 0)
     assert (transfer.learner_memory.num_allocated, transfer.engine_memory.num_opened) == (1, 4)
 
 
-def test_the_slot_holds_the_same_weights_for_other_engines(transfer: Transfer) -> None:
+def test_the_slot_contains_the_same_weights_for_other_engines(transfer: Transfer) -> None:
     published = transfer.publish(1)
     target = make_target()
     PublishedLoader(DTYPE, CPU).load(published, target)
@@ -101,7 +99,7 @@ def test_the_slot_holds_the_same_weights_for_other_engines(transfer: Transfer) -
     ],
     ids=["another device", "no mapping"],
 )
-def test_an_engine_that_cannot_use_the_memory_loads_the_slot_and_counts_it(
+def test_an_engine_that_cannot_map_the_memory_loads_and_counts_the_slot(
     tmp_path: Path, memory: Any, cause: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     transfer = Transfer(tmp_path, engine=memory(tmp_path))
@@ -110,7 +108,7 @@ def test_an_engine_that_cannot_use_the_memory_loads_the_slot_and_counts_it(
     assert cause in capsys.readouterr().out
 
 
-def test_the_slot_is_loaded_if_the_learner_has_no_memory_for_a_buffer(tmp_path: Path) -> None:
+def test_the_slot_is_loaded_if_the_learner_cannot_allocate_a_buffer(tmp_path: Path) -> None:
     transfer = Transfer(tmp_path, learner=HostSharing(tmp_path, fails=True))
     assert all(transfer.transfers(version) for version in range(2))
     assert transfer.counts == (0, 2)
@@ -125,7 +123,7 @@ def test_an_earlier_version_is_loaded_from_its_slot(transfer: Transfer) -> None:
     assert transfer.counts == (1, 1)
 
 
-def test_an_equal_version_with_another_digest_is_refused_and_changes_nothing(transfer: Transfer) -> None:
+def test_the_same_version_with_another_digest_is_refused(transfer: Transfer) -> None:
     published = transfer.publish(1)
     target = make_target()
     with pytest.raises(WeightsRefused):
@@ -142,7 +140,7 @@ def change_record(folder: Path, **changes: Any) -> None:
     (folder / RECORD_NAME).write_bytes(msgspec.msgpack.encode(replace(read_record(folder), **changes)))
 
 
-def test_memory_with_another_checksum_is_not_copied(transfer: Transfer) -> None:
+def test_memory_with_a_wrong_checksum_is_not_copied(transfer: Transfer) -> None:
     published = transfer.publish(1)
     with Path(read_record(transfer.folder).handle.decode()).open("r+b") as memory:
         memory.seek(500)
@@ -152,7 +150,7 @@ def test_memory_with_another_checksum_is_not_copied(transfer: Transfer) -> None:
     assert (transfer.engine_memory.num_opened, transfer.engine_memory.num_mapped) == (1, 0)
 
 
-def test_the_memory_of_a_process_that_has_ended_is_not_used(transfer: Transfer) -> None:
+def test_the_memory_of_an_ended_process_is_not_used(transfer: Transfer) -> None:
     published = transfer.publish(1)
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait()
@@ -169,7 +167,7 @@ def test_an_unfinished_record_is_not_used(transfer: Transfer, content: bytes) ->
     assert transfer.counts == (0, 1)
 
 
-def test_a_buffer_that_an_engine_copies_is_not_overwritten(transfer: Transfer) -> None:
+def test_a_buffer_is_not_overwritten_while_an_engine_copies_it(transfer: Transfer) -> None:
     transfer.publish(1)
     handle = Path(read_record(transfer.folder).handle.decode())
     before = handle.read_bytes()
@@ -183,7 +181,7 @@ def test_a_buffer_that_an_engine_copies_is_not_overwritten(transfer: Transfer) -
     assert transfer.counts == (1, 1)
 
 
-def test_a_buffer_that_is_being_written_is_not_read(transfer: Transfer) -> None:
+def test_a_buffer_is_not_read_while_it_is_written(transfer: Transfer) -> None:
     published = transfer.publish(1)
     with opened(transfer.folder / RECORD_NAME) as record:
         assert try_lock(record)
@@ -191,7 +189,7 @@ def test_a_buffer_that_is_being_written_is_not_read(transfer: Transfer) -> None:
     assert transfer.counts == (0, 1)
 
 
-def test_the_memory_of_a_restarted_learner_is_mapped_too(tmp_path: Path) -> None:
+def test_the_memory_of_a_restarted_learner_is_mapped(tmp_path: Path) -> None:
     first = Transfer(tmp_path)
     first.load(first.publish(1))
     second = Transfer(tmp_path, learner=HostSharing(tmp_path))
@@ -210,7 +208,7 @@ def test_a_closed_publisher_leaves_no_record(transfer: Transfer) -> None:
     assert transfer.counts == (0, 1)
 
 
-def test_ranks_that_share_the_parameters_make_no_buffer(tmp_path: Path) -> None:
+def test_ranks_with_sharded_parameters_allocate_no_buffer(tmp_path: Path) -> None:
     memory = HostSharing(tmp_path)
     publisher = WeightPublisher(
         tmp_path, {"a": torch.ones(4)}, DTYPE, ranks=RankGroup(rank=1, world_size=2, local_world_size=2), sharing=memory
@@ -219,7 +217,7 @@ def test_ranks_that_share_the_parameters_make_no_buffer(tmp_path: Path) -> None:
     assert memory.num_allocated == 0
 
 
-def test_a_checksum_depends_on_each_value_and_on_the_order_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checksum_depends_on_every_value_and_on_the_order_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asterism.engine.weight_transfer.device_weights._CHECKSUM_VALUES", 4)
     values = torch.randint(-(2**62), 2**62, (19,))
     body = values.view(torch.uint8)
@@ -245,7 +243,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
-def test_a_learner_that_is_killed_while_it_writes_leaves_no_usable_record(transfer: Transfer, tmp_path: Path) -> None:
+def test_a_learner_killed_during_a_write_leaves_no_usable_record(transfer: Transfer, tmp_path: Path) -> None:
     published = transfer.publish(1)
     argv = [sys.executable, "-c", KILLED, str(transfer.folder), str(published.num_bytes), str(tmp_path)]
     assert subprocess.run(argv, timeout=60, cwd=Path.cwd()).returncode == -signal.SIGKILL
@@ -259,7 +257,7 @@ def test_a_learner_that_is_killed_while_it_writes_leaves_no_usable_record(transf
 
 
 class FakeStorage:
-    """A fake of the private functions of torch's storages, without a GPU."""
+    """A fake of the private functions of torch's storages, which need a GPU."""
 
     shared = (0, b"memory", 4096, 512, b"counter", 3, b"event", True)
 
@@ -267,7 +265,7 @@ class FakeStorage:
         return self.shared
 
 
-def test_a_cuda_handle_has_all_arguments_that_torch_needs_to_map_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cuda_handle_contains_all_arguments_for_mapping_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[tuple[Any, ...]] = []
 
     def open_storage(*arguments: Any) -> torch.UntypedStorage:
@@ -292,7 +290,7 @@ def test_a_cuda_handle_has_all_arguments_that_torch_needs_to_map_the_memory(monk
     assert opened == [(2, *FakeStorage.shared[1:])]
 
 
-def test_an_error_of_cuda_is_a_failure_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cuda_error_is_a_sharing_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Tensor:
         raise RuntimeError("CUDA error: invalid resource handle\nCompile with `TORCH_USE_CUDA_DSA`")
 

@@ -29,7 +29,7 @@ def assert_holds(loaded: dict[str, Tensor], value: float) -> None:
 
 
 def assert_refused(published: WeightsPublished, message: str) -> None:
-    """Check that a load is refused with this message and changes nothing."""
+    """Check that a load is refused with this message and changes no tensor."""
     target = parameters(0.0)
     with pytest.raises(EngineFailure, match=message):
         load_published(published, target, torch.float32)
@@ -53,7 +53,7 @@ def test_weights_are_published_in_the_dtype_of_the_engines(tmp_path: Path) -> No
     assert target["a"].tolist() == [1.0, torch.tensor(1 / 3).bfloat16().item()]
 
 
-def test_a_version_stays_readable_while_the_next_one_is_written(tmp_path: Path) -> None:
+def test_a_version_stays_readable_while_the_next_version_is_written(tmp_path: Path) -> None:
     publisher = WholePublisher(tmp_path)
     first, second = publisher.publish(1, parameters(1.0)), publisher.publish(2, parameters(2.0))
     for published, value in ((first, 1.0), (second, 2.0)):
@@ -67,7 +67,7 @@ def test_an_overwritten_version_is_refused_and_changes_nothing(tmp_path: Path) -
     assert_refused(old, "holds version 3, not 1")
 
 
-def test_a_torn_write_is_refused_by_its_digest_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_torn_write_is_detected_by_its_digest_and_changes_nothing(tmp_path: Path) -> None:
     published = WholePublisher(tmp_path).publish(1, parameters(1.0))
     damage(published)
     assert_refused(published, "chunk 0 of the weights of version 1 is damaged")
@@ -79,7 +79,7 @@ def test_a_partly_written_slot_is_refused(tmp_path: Path) -> None:
     writer.prepare(3)
     assert_refused(published, "is being overwritten")
     writer.open(3)["a"].fill_(3.0)
-    del writer  # as after a kill of its process: the kernel releases the lock
+    del writer  # the kernel releases the lock, as after a kill of the process
     assert_refused(published, "holds version -1, not 1")
 
 
@@ -102,14 +102,14 @@ def test_an_unread_slot_is_overwritten_in_place(tmp_path: Path) -> None:
     assert Path(publisher.publish(3, parameters(3.0)).path).stat().st_ino == file
 
 
-def test_the_digest_is_a_function_of_the_weights_alone(tmp_path: Path) -> None:
+def test_the_digest_depends_only_on_the_weights(tmp_path: Path) -> None:
     publisher = WholePublisher(tmp_path)
     digests = [publisher.publish(number, parameters(value)).digest for number, value in enumerate((1.0, 2.0, 1.0))]
     assert digests[0] == digests[2] != digests[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_matrices_that_an_engine_stores_transposed_are_loaded(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_matrices_are_loaded_into_transposed_parameters(tmp_path: Path, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     weights = {"w": torch.randn(700, 33, generator=generator), "v": torch.randn(3, 5, generator=generator)}
     published = WholePublisher(tmp_path, dtype).publish(1, weights)
@@ -147,7 +147,7 @@ def test_closing_removes_the_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [None, 0, 64])
 def test_a_publisher_reuses_or_replaces_the_file_of_a_killed_publisher(tmp_path: Path, size: int | None) -> None:
-    """`size`: bytes of a file that was not finished."""
+    """`size`: bytes of the unfinished file."""
     published = WholePublisher(tmp_path).publish(4, parameters(1.0))
     if size is not None:
         os.truncate(published.path, size)

@@ -1,4 +1,4 @@
-"""Kept mappings of slots and their locked pages, on both sides of a transfer."""
+"""Tests of mappings of slots, which both sides of a transfer keep, and of their page-locked memory."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
@@ -24,11 +24,11 @@ SHAPES = {"a": (300, 200), "b": (7,), "c": (64, 64)}
 
 
 class FakePageLocker:
-    """Records which memory is locked, instead of a GPU's driver."""
+    """Records which memory is page-locked, in place of a GPU's driver."""
 
     def __init__(self, *, refuses: bool = False) -> None:
         self.calls: list[str] = []
-        self.locked: dict[int, int] = {}  # bytes by address
+        self.locked: dict[int, int] = {}  # number of locked bytes by address
         self._refuses = refuses
 
     def register(self, address: int, num_bytes: int) -> bool:
@@ -58,7 +58,7 @@ def set_values(parameters: Mapping[str, Tensor], value: float) -> None:
         parameter.fill_(value)
 
 
-def test_slots_that_are_overwritten_are_mapped_and_locked_once(tmp_path: Path) -> None:
+def test_overwritten_slots_are_mapped_and_locked_only_once(tmp_path: Path) -> None:
     parameters, locker = make_parameters(0.0), FakePageLocker()
     publisher, mappings = WeightPublisher(tmp_path, parameters, torch.float32), SlotMappings(locker)
     for version in range(8):
@@ -69,8 +69,8 @@ def test_slots_that_are_overwritten_are_mapped_and_locked_once(tmp_path: Path) -
     assert set(locker.locked.values()) == {compute_file_bytes(publisher.num_bytes)}
 
 
-def test_a_file_that_is_new_in_each_version_is_not_kept(tmp_path: Path) -> None:
-    """A download from another node is such a file."""
+def test_the_mapping_of_a_new_file_per_version_is_not_kept(tmp_path: Path) -> None:
+    """A download from another node creates a new file for each version."""
     parameters, locker = make_parameters(0.0), FakePageLocker()
     mappings = SlotMappings(locker)
     with ExitStack() as stack:
@@ -78,14 +78,14 @@ def test_a_file_that_is_new_in_each_version_is_not_kept(tmp_path: Path) -> None:
             publisher = WeightPublisher(tmp_path, parameters, torch.float32, 1)
             set_values(parameters, float(version))
             published = publish(publisher, version)
-            stack.enter_context(Path(published.path).open("rb"))  # a disk gives a removed file's number to a new one
+            stack.enter_context(Path(published.path).open("rb"))  # keeps the inode, which a new file could reuse
             loaded = load(published, mappings)
             assert all(torch.equal(loaded[name], parameters[name]) for name in SHAPES)
             publisher.close()
     assert locker.calls == []
 
 
-def test_a_slot_that_is_replaced_is_unlocked_at_the_next_load(tmp_path: Path) -> None:
+def test_a_replaced_slot_is_unlocked_at_the_next_load(tmp_path: Path) -> None:
     parameters, locker = make_parameters(1.0), FakePageLocker()
     publisher, mappings = WeightPublisher(tmp_path, parameters, torch.float32, 1), SlotMappings(locker)
     for version in range(2):
@@ -97,7 +97,7 @@ def test_a_slot_that_is_replaced_is_unlocked_at_the_next_load(tmp_path: Path) ->
     assert locker.calls == ["register", "unregister"]
 
 
-def test_weights_are_loaded_without_locked_pages(tmp_path: Path) -> None:
+def test_weights_are_loaded_even_if_pages_cannot_be_locked(tmp_path: Path) -> None:
     parameters, locker = make_parameters(3.0), FakePageLocker(refuses=True)
     publisher, mappings = WeightPublisher(tmp_path, parameters, torch.float32, 1), SlotMappings(locker)
     for version in range(3):
@@ -201,7 +201,7 @@ def test_pages_are_registered_for_all_devices_of_the_process(monkeypatch: pytest
     ],
     ids=["register", "unregister"],
 )
-def test_an_error_of_the_driver_is_logged_by_name_and_cleared(
+def test_an_error_of_the_driver_is_logged_with_its_name_and_cleared(
     monkeypatch: pytest.MonkeyPatch,
     call: Callable[..., bool | None],
     arguments: tuple[int, ...],

@@ -1,4 +1,4 @@
-"""The process of the weight server and a downloading process: killed, stopped, restarted."""
+"""Tests in which the processes of a weight server and a download are killed, stopped and restarted."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ class Scene:
 
     @asynccontextmanager
     async def server(self, port: int = 0, life: int = 1) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
-        """Yield the server process and its port."""
+        """Start the server; yield its process and port."""
         before = len(self.read_log_entries("weight_server.started"))
         flags = ("--host", LOOPBACK, "--port", str(port), "--key", str(self.key), "--incarnation", str(life))
         argv = ("-m", "asterism.engine.weight_transfer.weight_server", "--run-folder", str(self.folder.path), *flags)
@@ -88,7 +88,7 @@ def assert_loads(published: WeightsPublished) -> None:
     assert torch.all(target["a"] == published.version)
 
 
-async def test_the_server_sends_heartbeats_serves_and_ends_at_sigterm(scene: Scene) -> None:
+async def test_the_server_sends_heartbeats_and_weights_and_exits_at_sigterm(scene: Scene) -> None:
     beats = asyncio.Queue[Heartbeat]()
     with receiving_heartbeats(scene.folder.sockets, beats.put_nowait):
         async with scene.server(life=3) as (process, port):
@@ -108,7 +108,7 @@ async def test_a_download_resumes_after_the_server_restarts(scene: Scene) -> Non
         process.kill()
         await process.wait()
         link.release()
-        await wait_until(lambda: link.connections > 2)  # the server is down
+        await wait_until(lambda: link.connections > 2)  # the server is down now
         assert not fetching.done()
         async with scene.server(port, life=2) as (again, _):
             assert_loads(await fetching)

@@ -1,4 +1,4 @@
-"""Weight transfer to another node: served from the learner's slots, fetched once, complete or not at all."""
+"""Tests of weight transfer to another node: weights from the learner's slots are fetched once and completely."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ from tests.engine.whole_publisher import WholePublisher
 
 pytestmark = [pytest.mark.real_clock, pytest.mark.timeout(60)]
 CHUNK = 64 * 2**10
-NUMBERS = 150_001  # values of 4 bytes: more than 9 chunks
+NUMBERS = 150_001  # number of 4-byte values, which need more than 9 chunks
 SIZE = get_layout({"a": torch.empty(NUMBERS)}, torch.float32).num_bytes
 HALF = SIZE // 2
 
@@ -48,7 +48,7 @@ def content_of(published: WeightsPublished) -> bytes:
 
 
 class Scene:
-    """The learner's node, its server, and another node."""
+    """The node of the learner with a weight server, and another node."""
 
     def __init__(self, folder: Path) -> None:
         self.far, self.near = folder / "far", folder / "near"
@@ -63,7 +63,7 @@ class Scene:
         return self.publisher.publish(version, weights(version if seed is None else seed))
 
     def slots(self) -> list[str]:
-        """List the files on the other node except locks."""
+        """List the files on the other node, without locks."""
         return sorted(path.name for path in self.near.glob("*") if path.suffix != ".lock")
 
 
@@ -88,7 +88,7 @@ async def test_fetched_weights_are_loaded_like_local_weights(scene: Scene) -> No
     assert_loads(near, 4)
 
 
-async def test_each_version_replaces_the_version_that_the_learner_overwrote(scene: Scene) -> None:
+async def test_each_fetched_version_replaces_the_overwritten_version(scene: Scene) -> None:
     for version in range(4):
         assert_loads(await scene.fetcher().fetch(scene.publish(version)), version)
     assert scene.slots() == ["slot_0", "slot_1"]
@@ -104,7 +104,7 @@ async def test_the_processes_of_a_node_fetch_a_version_once(scene: Scene) -> Non
 
 
 async def test_a_version_republished_with_other_weights_is_fetched_again(scene: Scene) -> None:
-    """A restarted learner may publish other bytes."""
+    """A restarted learner can publish the same version with other bytes."""
     await scene.fetcher().fetch(scene.publish(4, seed=1))
     assert_loads(await scene.fetcher().fetch(scene.publish(4, seed=2)), 2)
 
@@ -129,7 +129,7 @@ async def test_missing_weights_are_refused(scene: Scene) -> None:
     assert scene.slots() == []
 
 
-async def test_a_broken_link_is_reconnected_and_received_chunks_are_not_requested_again(scene: Scene) -> None:
+async def test_a_broken_link_is_reconnected_without_requesting_chunks_twice(scene: Scene) -> None:
     async with link_to(scene.server.port, allowed=HALF) as link:
         with structlog.testing.capture_logs() as logged:
             fetching = asyncio.create_task(scene.fetcher(link.port).fetch(scene.publish(4)))
@@ -140,14 +140,14 @@ async def test_a_broken_link_is_reconnected_and_received_chunks_are_not_requeste
         assert link.connections == 2
     assert (
         scene.server.counts.bytes < SIZE + HALF + WINDOW_CHUNKS * CHUNK
-    )  # the bytes if all chunks had been requested again
+    )  # less than if all chunks had been requested again
     (line,) = [line for line in logged if line["event"] == "weights.interrupted"]
     assert HALF - WINDOW_CHUNKS * CHUNK < line["done_bytes"] <= HALF
     assert (line["version"], line["cause"]) == (4, "disconnected")
 
 
 @pytest.mark.slow
-async def test_a_link_that_breaks_within_every_chunk_gets_smaller_chunks(scene: Scene) -> None:
+async def test_chunks_become_smaller_if_the_link_breaks_within_each_of_them(scene: Scene) -> None:
     async with link_to(scene.server.port, cut_after=3 * CHUNK) as link:
         near = await scene.fetcher(link.port, chunk_bytes=4 * CHUNK).fetch(scene.publish(4))
         assert_loads(near, 4)
@@ -165,12 +165,12 @@ async def test_a_silent_server_is_retried_over_another_connection(scene: Scene) 
 
 
 @pytest.mark.slow
-async def test_a_cancelled_download_ends_and_another_completes(scene: Scene) -> None:
+async def test_a_cancelled_download_ends_and_another_download_completes(scene: Scene) -> None:
     published = scene.publish(4)
     async with link_to(scene.server.port, allowed=HALF) as link:
         first = asyncio.create_task(scene.fetcher(link.port).fetch(published))
         await link.held.wait()
-        second = asyncio.create_task(scene.fetcher(link.port).fetch(published))  # waits for the first download
+        second = asyncio.create_task(scene.fetcher(link.port).fetch(published))  # waits for the first one
         third = asyncio.create_task(scene.fetcher().fetch(published))
         await wait_until(lambda: (scene.near / "slot_0.part").exists())
         for fetching in (first, second):
@@ -182,7 +182,7 @@ async def test_a_cancelled_download_ends_and_another_completes(scene: Scene) -> 
 
 
 async def test_leftovers_of_a_killed_process_are_not_loaded(scene: Scene) -> None:
-    """A temporary file has neither the header nor the name; a slot of the wrong size is incomplete."""
+    """A temporary file lacks the header and the slot's name. A slot of the wrong size is incomplete."""
     published = scene.publish(4)
     whole = content_of(published)
     scene.near.mkdir()
@@ -193,7 +193,7 @@ async def test_leftovers_of_a_killed_process_are_not_loaded(scene: Scene) -> Non
     assert scene.server.counts.bytes == SIZE
 
 
-async def test_a_client_without_the_key_gets_nothing_and_is_counted(scene: Scene, tmp_path: Path) -> None:
+async def test_a_client_without_the_key_receives_nothing_and_is_counted(scene: Scene, tmp_path: Path) -> None:
     published = scene.publish(4)
     stranger = WeightsFetcher(scene.near, LOOPBACK, scene.server.port, new_key(tmp_path / "others"))
     fetching = asyncio.create_task(stranger.fetch(published))
@@ -233,10 +233,10 @@ async def test_a_malformed_request_is_counted_and_the_next_request_is_answered(s
         last = encode_request(ChunkRequest(0, 4, digest, SIZE - 4, 4))
         socket.send(last)
         await wait_until(lambda: bool(socket.poll(0)))
-        assert socket.recv_multipart() == [last, bytes(4)]  # padding after the last parameter
+        assert socket.recv_multipart() == [last, bytes(4)]  # the padding after the last parameter
 
 
-async def test_a_node_that_does_not_receive_its_answers_does_not_stall_other_nodes(scene: Scene) -> None:
+async def test_a_node_that_reads_no_answers_does_not_stall_other_nodes(scene: Scene) -> None:
     published = scene.publish(4)
     async with asking(scene) as socket:
         question = encode_request(ChunkRequest(0, 4, published.digest, 0, SIZE))

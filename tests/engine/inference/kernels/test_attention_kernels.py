@@ -1,4 +1,4 @@
-"""Tests: the attention kernels of both devices equal the formula, and the last product of a pass has float32 logits."""
+"""Tests: the attention kernels of both devices match the formula, and the last product returns float32 logits."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def drawn(*shape: int) -> Tensor:
 
 
 def mask() -> Tensor:
-    """Build a mask: the first row attends to one token, the last row to all tokens except one."""
+    """Build a mask: the first row attends to one token, the last row to all tokens but one."""
     places = torch.linspace(0, WIDTH - 2, ROWS).long()
     return torch.where(torch.arange(WIDTH) > places[:, None, None], float("-inf"), 0.0)
 

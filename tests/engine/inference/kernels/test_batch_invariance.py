@@ -1,4 +1,4 @@
-"""Tests of strict engines: a token's bits depend only on its own sequence, or the engine does not start."""
+"""Tests of strict engines: the bits of a token depend only on the token's sequence, or the engine does not start."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ def _multiply_rows(x_NK: Tensor, weights_KF: Tensor) -> Tensor:
 
 
 def _multiply_dependently(x_NK: Tensor, weights_KF: Tensor) -> Tensor:
-    """Multiply rows; with more than 30 rows, the last bits differ."""
+    """Multiply rows. If there are more than 30 rows, the last bits differ."""
     return _multiply_rows(x_NK, weights_KF) * (1.0 + 2.0**-23 * (len(x_NK) > 30))
 
 
@@ -50,7 +50,7 @@ BY_ROW, DEPENDENT = _build_matmul(_multiply_rows), _build_matmul(_multiply_depen
 
 
 class AttentionByRow:
-    """Attention of each row separately. Unless `depends_on_batch`, it is batch-invariant."""
+    """Attention that computes each row separately; it is batch-invariant unless `depends_on_batch`."""
 
     def __init__(self, *, depends_on_batch: bool) -> None:
         self._factor = 1.0 + 2.0**-20 * depends_on_batch
@@ -98,7 +98,7 @@ def test_tiled_products_equal_plain_products(count: int) -> None:
 
 
 def odd_model(seed: int) -> CausalLM:
-    """Build a model with sizes that are not multiples of a register, and three queries per key."""
+    """Build a model with three queries per key, and with sizes that are not multiples of a register."""
     config = DecoderConfig(
         vocab_size=301,
         hidden_size=100,
@@ -115,7 +115,7 @@ def odd_model(seed: int) -> CausalLM:
 
 
 def turns(seed: int, vocabulary: int) -> list[list[GenerationRequest]]:
-    """Draw one or two turns of twelve sequences with common prefixes and various sampling parameters."""
+    """Draw twelve sequences of one or two turns, with common prefixes and various sampling parameters."""
     draw = random.Random(seed)
     shared = np.random.default_rng(seed).integers(0, vocabulary, 40, dtype=np.int32)
     return [_draw_turns(number, shared, vocabulary, draw) for number in range(12)]
@@ -146,7 +146,7 @@ def generated(
     prefill: int,
     seed: int,
 ) -> Outputs:
-    """Return ids and logprobs of every turn. Arrivals, and releases of caches between turns, are random."""
+    """Return ids and logprobs of every turn. Requests arrive, and caches are released, at random times."""
     core = EngineCore(
         model, Capacity(pages * PAGE, PAGE, LONGEST), prefill_tokens=prefill, max_running=rows, matmul=products
     )
@@ -172,7 +172,7 @@ def generated(
 
 @pytest.mark.parametrize("tile_rows", [0, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_tokens_and_logprobs_have_the_same_bits_in_every_batch_chunking_and_cache(tile_rows: int, seed: int) -> None:
+def test_tokens_and_logprobs_have_the_same_bits_for_any_batch_chunk_and_cache(tile_rows: int, seed: int) -> None:
     model = odd_model(seed)
     products = build_tiled(tile_rows) if tile_rows else get_batch_invariant_matmul(model.config)
     wanted = turns(seed, 301)

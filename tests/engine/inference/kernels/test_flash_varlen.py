@@ -1,4 +1,4 @@
-"""Tests: stand-ins for variable-length kernels give the tokens and logprobs of the training forward."""
+"""Tests: with stand-ins for variable-length kernels, tokens and logprobs equal those of the training forward."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +34,7 @@ Use = Callable[[Callable[..., Any], int], None]
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Use:
     def use_kernel(attention: Callable[..., Any], page_tokens: int) -> None:
-        """Select this kernel on a CPU; its pages have a multiple of `page_tokens`."""
+        """Select this kernel on a CPU. The size of a page is a multiple of `page_tokens`."""
         place = "asterism.engine.inference.kernels.block_table_attention"
         monkeypatch.setattr(f"{place}.select_flash", lambda *_: FlashKernel(attention))
         monkeypatch.setattr(f"{place}.PAGE_TOKENS_STEP", page_tokens)
@@ -43,7 +43,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
 
 
 def assert_generates_as_trained(core: EngineCore, model: CausalLM) -> None:
-    """Check prompts of several lengths with common prefixes, in chunks, while other sequences run; and second turns."""
+    """Check prompts of several lengths with common prefixes, in chunks, while other sequences run. Check more turns."""
     prompts = [random_ids(length, 1 + length // 30) for length in (3, 50, 9, 61, 64, 17, 40)]
     requests = [GenerationRequest(number, ids, 12, GREEDY) for number, ids in enumerate(prompts)]
     submit(core, requests[:3])
@@ -84,12 +84,10 @@ def test_graphs_with_overlapped_steps_give_the_same_generations(use: Use, attent
     assert_generates_as_trained(core, model)
     assert capture.replays > 10
     if attention is varlen_2_13:
-        assert capture.graphs <= 2  # one for each number of rows: 4 and 8
+        assert capture.graphs <= 2  # one graph each for 4 and for 8 rows
 
 
-def test_a_page_of_256_tokens_and_block_tables_select_the_kernel_that_reads_pages(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pages_of_256_tokens_and_block_tables_select_the_paged_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     config, where = small_config(), "asterism.engine.inference.kernels.block_table_attention.select_flash"
 
     def select(attention: Callable[..., Any] | None, page_tokens: int) -> type:
@@ -110,7 +108,7 @@ def test_only_16_bit_tensors_on_cuda_use_the_flash_kernel() -> None:
     assert isinstance(select_flash(torch.device("cuda"), torch.bfloat16), FlashKernel)
 
 
-def test_pages_of_non_finite_logits_are_cleared_before_reuse(use: Use) -> None:
+def test_pages_with_non_finite_values_are_cleared_before_reuse(use: Use) -> None:
     use(varlen_2_13, PAGE)
     core, whole = new_core(small_model(), pages=12), small_model()
     fail_with_infinite_weights(core, "model.layers.0.self_attn.v_proj.weight", whole)
@@ -122,8 +120,8 @@ def test_pages_of_non_finite_logits_are_cleared_before_reuse(use: Use) -> None:
 def test_cached_prompts_are_gathered_in_groups_that_fit_the_buffer(
     model: CausalLM, use: Use, monkeypatch: pytest.MonkeyPatch, cached_tokens: int, num_keys: list[int]
 ) -> None:
-    """The buffer has room for 96 tokens. Prompts without cached tokens need no gather and only one call."""
-    seen: list[int] = []  # number of keys of each call; the last layer has no call for prompts
+    """The buffer has room for 96 tokens. Prompts without cached tokens need one call and no gather."""
+    seen: list[int] = []  # number of keys in each call; prompts need no call in the last layer
 
     def attend(*args: Any, scale: float | None = None, window_size: tuple[int, int] = (-1, -1)) -> Any:
         seen.append(len(args[1]))

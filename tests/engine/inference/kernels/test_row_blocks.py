@@ -1,4 +1,4 @@
-"""Tests of attention's blocks, with a type for each source of keys and values."""
+"""Tests of the blocks of attention: each source of keys and values has a type."""
 
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ def build_prompts(attention: PagedAttention, *, tokens: int) -> list[Any]:
     return list(attention.build_prefill_blocks(2, chunks, arrays))
 
 
-def test_running_sequences_are_dense_up_to_the_memory_limit_and_then_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_sequences_are_dense_up_to_the_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = torch.zeros((2, LONGEST // PAGE), dtype=torch.int64)
     [dense] = build_attention().build_decode_blocks([1, 2], [20, 30], tables)
     assert isinstance(dense, DenseBlock) and (dense.first, dense.end, dense.width) == (0, 2, 32)
@@ -38,7 +38,7 @@ def test_running_sequences_are_dense_up_to_the_memory_limit_and_then_gathered(mo
     assert (gathered.first, gathered.end, gathered.width) == (0, 2, 32)
 
 
-def test_prompts_are_packed_with_a_flash_kernel_and_otherwise_share_gathered_pages() -> None:
+def test_only_a_flash_kernel_packs_prompts() -> None:
     [packed] = build_prompts(build_attention(FlashKernel(varlen_2_11)), tokens=40)
     assert isinstance(packed, PackedPrompts) and (packed.first, packed.end) == (2, 42)
     [shared] = build_prompts(build_attention(), tokens=40)

@@ -1,4 +1,4 @@
-"""Tests of the blocks that running sequences share, and of the pages that joining sequences gather."""
+"""Tests of the blocks that running sequences share, and of the pages that a joining sequence gathers."""
 
 from itertools import pairwise
 
@@ -23,14 +23,14 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> DenseKvCache:
 
 
 def run(blocks: DenseKvCache, lengths: dict[int, int]) -> list[list[int]]:
-    """Run these sequences; return the join ids by block and row."""
+    """Run these sequences. Return their ids by block and row."""
     names = list(lengths)
     order = [names[number] for number in blocks.order_by_length(names, list(lengths.values()))]
     blocks.assign_blocks(order, [lengths[name] for name in order], torch.zeros((len(order), 16), dtype=torch.int64))
     return [order[first : first + ROWS] for first in range(0, len(order), ROWS)]
 
 
-def test_sequences_of_similar_length_share_a_block_in_ascending_order(blocks: DenseKvCache) -> None:
+def test_blocks_contain_sequences_of_similar_length_in_ascending_order(blocks: DenseKvCache) -> None:
     lengths = {name: int(length) for name, length in enumerate(np.random.default_rng(0).permutation(200)[:11])}
     found = run(blocks, lengths)
     reached = [[lengths[name] for name in names] for names in found]
@@ -38,7 +38,7 @@ def test_sequences_of_similar_length_share_a_block_in_ascending_order(blocks: De
     assert all(max(block) < min(behind) for block, behind in pairwise(reached))
 
 
-def test_a_join_or_leave_moves_one_sequence_across_each_later_block_border(blocks: DenseKvCache) -> None:
+def test_a_join_or_leave_moves_at_most_one_sequence_into_a_block(blocks: DenseKvCache) -> None:
     lengths = {name: 10 * name + 10 for name in range(12)}
     before = run(blocks, lengths)
     del lengths[4]
@@ -48,13 +48,13 @@ def test_a_join_or_leave_moves_one_sequence_across_each_later_block_border(block
     assert moved == [0, 1, 1, 0]
     stayed = [(name, old.index(name)) for old, new in zip(before, after, strict=True) for name in new if name in old]
     places = {name: row for new in after for row, name in enumerate(new)}
-    assert sum(places[name] == row for name, row in stayed) >= len(stayed) - 1  # one block has one row less
+    assert sum(places[name] == row for name, row in stayed) >= len(stayed) - 1  # one block has lost a row
     lengths[20] = 5
     again = run(blocks, lengths)
     assert [sum(name not in old for name in new) for old, new in zip(after, again, strict=True)] == [1, 1, 1, 1]
 
 
-def test_sequences_beyond_the_memory_limit_are_not_kept(blocks: DenseKvCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_above_the_memory_limit_are_not_kept(blocks: DenseKvCache, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = torch.zeros((7, 16), dtype=torch.int64)
     assert [block.num_rows for block in blocks.assign_blocks(range(7), [64] * 7, tables)] == [3, 3, 1]
     monkeypatch.setattr(
@@ -66,7 +66,7 @@ def test_sequences_beyond_the_memory_limit_are_not_kept(blocks: DenseKvCache, mo
 
 
 def take_in(cache: KvCache, blocks: DenseKvCache, at: dict[int, int]) -> None:
-    """Run a pass with a new token per sequence at its position; check that the blocks equal the cache."""
+    """Run a pass with one new token per sequence at these positions. Check that the blocks equal the cache."""
     names = list(at)
     names = [names[number] for number in blocks.order_by_length(names, list(at.values()))]
     tables = first_pages(names)[:, None] + torch.arange(LONGEST // PAGE)

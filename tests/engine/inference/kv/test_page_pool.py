@@ -1,4 +1,4 @@
-"""Tests of the reference counts of the KV cache's pages: a page with several holders counts once."""
+"""Tests of reference counts of the pages in the KV cache: a page counts once, even with several holders."""
 
 import numpy as np
 from hypothesis import given
@@ -10,7 +10,7 @@ from asterism.engine.inference.sequence import Sequence
 PAGES = 6
 
 
-def test_a_full_page_is_found_by_all_tokens_up_to_its_end() -> None:
+def test_a_full_page_is_identified_by_all_tokens_up_to_its_end() -> None:
     digests = compute_page_digests(np.arange(8, dtype=np.int32), 4)
     assert list(digests) == [0, 1]
     assert compute_page_digests(np.arange(11, dtype=np.int32), 4) == digests
@@ -30,7 +30,7 @@ def register_page(pool: PagePool, sequence: Sequence, number: int, digest: bytes
     pool.register_full_pages(sequence, number, number + 1)
 
 
-def test_a_page_is_found_while_a_sequence_holds_it_and_not_after_new_weights() -> None:
+def test_a_page_is_found_while_a_sequence_holds_it_and_only_with_the_same_weights() -> None:
     pool = PagePool(PAGES)
     first, second = start_sequence(pool), Sequence(1)
     register_page(pool, first, 0, b"a")

@@ -14,11 +14,11 @@ from asterism.engine.model.lora_options import LoraOptions
 from tests.engine.tiny_models import small_architecture, small_model
 
 OPTIONS = LoraOptions(rank=3, alpha=12.0, targets=("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"))
-SETTINGS: dict[str, Any] = {"rank": 3, "alpha": 12.0, "targets": OPTIONS.targets}  # in [learner]
+SETTINGS: dict[str, Any] = {"rank": 3, "alpha": 12.0, "targets": OPTIONS.targets}  # settings of [learner.lora]
 
 
 def adapted_model(model_type: str = "qwen3", options: LoraOptions = OPTIONS, *, is_trained: bool = True) -> CausalLM:
-    """Build a model. `is_trained`: B is random, otherwise 0."""
+    """Build a model with adapters. B is random if `is_trained`, otherwise 0."""
     model = small_model(config=small_architecture(model_type, vocab_size=280))
     add_adapters(model, options)
     initialize_adapters(model, seed=5)
@@ -28,7 +28,7 @@ def adapted_model(model_type: str = "qwen3", options: LoraOptions = OPTIONS, *, 
 
 
 def fill_adapters(model: nn.Module) -> None:
-    """Set random values of A and B, equal for any number of ranks."""
+    """Set random values in A and B. They are equal for any number of ranks."""
     initialize_adapters(model, seed=5)
     generator = torch.Generator().manual_seed(6)
     for layer in list_adapters(model).values():
@@ -37,7 +37,7 @@ def fill_adapters(model: nn.Module) -> None:
 
 
 def merge_adapters(model: nn.Module) -> dict[str, Tensor]:
-    """Return the merged weights of a whole model by name."""
+    """Return the merged weights of an unsharded model by name."""
     merger = AdapterMerger(model)
     merger.gather()
     return {name: merger.merge(name, each.detach(), 0) for name, each in list_base_parameters(model).items()}

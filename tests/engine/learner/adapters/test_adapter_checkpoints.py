@@ -1,4 +1,4 @@
-"""Tests of checkpoints of runs with adapters: their contents, the exported model, and resuming."""
+"""Tests of checkpoints with adapters: their contents, the exported model, and resuming."""
 
 import json
 import shutil
@@ -46,7 +46,7 @@ TOKENS = torch.from_numpy(random_ids(24, seed=1))[None].long()
 
 
 def save_steps(folder: Path, **learner: Any) -> Trainer:
-    """Save checkpoints of step 0, and of step 1 with large changes."""
+    """Save a checkpoint of step 0, and one of step 1 after large changes."""
     write_tokenizer(folder / "tokenizer")
     trainer = Trainer(adapted_model(is_trained=False), small_run(**SETTINGS, **learner), RankGroup())
     trainer.start_stage("rl")
@@ -63,7 +63,7 @@ def list_saved_tensors(checkpoint: Path) -> set[str]:
     return set(FileSystemReader(get_tensors_folder(checkpoint)).read_metadata().state_dict_metadata)
 
 
-def test_only_the_checkpoint_of_step_0_has_the_frozen_weights(tmp_path: Path) -> None:
+def test_only_the_checkpoint_of_step_0_contains_the_frozen_weights(tmp_path: Path) -> None:
     trainer = save_steps(tmp_path)
     adapters = set(list_adapter_parameters(trainer.model))
     frozen = set(list_base_parameters(trainer.model))
@@ -84,7 +84,7 @@ def read_peft_files(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Tensor]
 
 
 def test_the_export_in_transformers_equals_base_plus_adapter(tmp_path: Path) -> None:
-    """The test reads peft's files by their names and definition, without peft."""
+    """The test reads the files of peft without peft, by their names and definition."""
     trainer = save_steps(tmp_path)
     config, tensors = read_peft_files(tmp_path / "step_000001")
     assert config["base_model_name_or_path"] == str(tmp_path / "step_000000")
@@ -121,7 +121,7 @@ def test_peft_adds_the_adapter_to_the_first_export(tmp_path: Path) -> None:
         torch.testing.assert_close(merged.get_parameter(name).data, weights, rtol=0, atol=1e-6)
 
 
-def test_a_rounded_export_has_rounded_merged_weights_and_exact_adapters(tmp_path: Path) -> None:
+def test_the_export_has_rounded_merged_weights_and_exact_adapters(tmp_path: Path) -> None:
     trainer = save_steps(tmp_path, export_dtype="bfloat16")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "step_000001", dtype=torch.bfloat16)
     for name, weights in merge_adapters(trainer.model).items():
@@ -133,7 +133,7 @@ def test_a_rounded_export_has_rounded_merged_weights_and_exact_adapters(tmp_path
     assert modes == dict.fromkeys(("adapter_config.json", "adapter_model.safetensors"), "0o644")
 
 
-def test_a_checkpoint_without_an_export_has_no_adapter_folder(tmp_path: Path) -> None:
+def test_without_an_export_a_checkpoint_has_no_adapter_folder(tmp_path: Path) -> None:
     trainer = save_steps(tmp_path)
     trainer.save(tmp_path / "step_000002", tmp_path / "tokenizer", is_exported=False)
     trainer.finish_saving()
@@ -147,7 +147,7 @@ def test_a_checkpoint_without_an_export_has_no_adapter_folder(tmp_path: Path) ->
     ("first", "second"),
     [(2, 1), *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in [(1, 2), (2, 4), (4, 1)])],
 )
-def test_adapters_are_resumable_with_another_number_of_ranks(first: int, second: int, tmp_path: Path) -> None:
+def test_adapters_can_resume_with_another_number_of_ranks(first: int, second: int, tmp_path: Path) -> None:
     (straight,) = train(1, RankScript("rl", end=4, learner=SETTINGS))
     (saved,) = train(first, RankScript("rl", end=2, saved=str(tmp_path), max_shard_bytes=20_000, learner=SETTINGS))
     checkpoint = tmp_path / "checkpoint"
@@ -169,7 +169,7 @@ def make_lora_run(path: Path, sft_steps: int, **learner: Any) -> tuple[RunConfig
 def read_published(
     published: WeightsPublished | None, folder: RunFolder, *, is_adapted: bool = False
 ) -> dict[str, Tensor]:
-    """Load the published weights as an engine does. `is_adapted`: adapters are published."""
+    """Load the published weights as an engine does. `is_adapted`: whether adapters are published."""
     assert published is not None
     shapes = load_model(folder.checkpoints / "init").state_dict()
     loaded = {name: torch.zeros_like(each) for name, each in shapes.items()}
@@ -185,7 +185,7 @@ def assert_equal_weights(found: dict[str, Tensor], expected: dict[str, Tensor]) 
 
 
 def train_steps(rank: LearnerRank, folder: RunFolder, steps: range) -> dict[str, Tensor]:
-    """Train steps; return the weights that the last step publishes."""
+    """Run these steps, and return the weights that the last step publishes."""
     published = None
     for step in steps:
         published = train_step(rank, folder, step).published
@@ -193,8 +193,8 @@ def train_steps(rank: LearnerRank, folder: RunFolder, steps: range) -> dict[str,
     return read_published(published, folder)
 
 
-def test_engines_get_equal_weights_from_adapters_and_from_merged_weights(open_rank: OpenRank, tmp_path: Path) -> None:
-    """The cases include a run that resumes with, or without, the slots of the killed learner."""
+def test_published_adapters_and_merged_weights_give_engines_equal_weights(open_rank: OpenRank, tmp_path: Path) -> None:
+    """The cases include a run that resumes, with and without the slots of the killed learner."""
     merged_run, merged_folder = make_lora_run(tmp_path / "merged", sft_steps=2)
     run, folder = make_lora_run(tmp_path, sft_steps=2, publish="adapters")
     merged, rank = open_rank(merged_run, merged_folder), open_rank(run, folder)
@@ -231,7 +231,7 @@ def test_engines_get_equal_weights_from_adapters_and_from_merged_weights(open_ra
 def test_a_resumed_run_equals_an_uninterrupted_run(
     open_rank: OpenRank, sft_steps: int, kl_coef: float, tmp_path: Path
 ) -> None:
-    """The run resumes from the first checkpoint, and from a later checkpoint."""
+    """The run resumes once from the first and once from a later checkpoint."""
     run, folder = make_lora_run(tmp_path, sft_steps, kl_coef=kl_coef)
     straight = open_rank(run, folder)
     started = read_published(straight.start(None, no_report).published, folder)
@@ -253,7 +253,7 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
 def test_the_cold_start_trains_all_weights_and_resumes_without_adapters(
     open_rank: OpenRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last save of the cold start may still run when the adapters are added."""
+    """The last save of the cold start can still be running when the adapters are added."""
     monkeypatch.setattr(checkpoint_schedule, "SFT_SAVE_EVERY", 3)
     run, folder = make_lora_run(tmp_path, sft_steps=4)
 

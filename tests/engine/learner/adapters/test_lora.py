@@ -38,7 +38,7 @@ def compute_logits(model: Any) -> Tensor:
 # ---------------------------------------------------------------- layers
 
 
-def test_untrained_adapters_change_nothing_and_merged_adapters_give_the_same_logits() -> None:
+def test_untrained_adapters_and_merging_do_not_change_logits() -> None:
     base = small_model(config=small_architecture("qwen3", vocab_size=280))
     assert torch.equal(compute_logits(adapted_model(is_trained=False)), compute_logits(base))
     adapted = adapted_model()
@@ -48,7 +48,7 @@ def test_untrained_adapters_change_nothing_and_merged_adapters_give_the_same_log
     torch.testing.assert_close(compute_logits(base), compute_logits(adapted), rtol=1e-5, atol=1e-5)
 
 
-def test_experts_are_refused_with_the_targets_to_use() -> None:
+def test_the_error_for_adapted_experts_lists_the_supported_targets() -> None:
     with pytest.raises(UnsupportedModel, match=r"gate_proj, down_proj of layer 1 belong to experts.*'o_proj'\]"):
         adapted_model("qwen3_moe")
     attention = LoraOptions(2, 4.0, ("q_proj", "v_proj"))
@@ -57,7 +57,7 @@ def test_experts_are_refused_with_the_targets_to_use() -> None:
 
 
 @pytest.mark.parametrize("targets", [(), ("all", "q_proj"), ("q_proj", "q_proj")])
-def test_lora_targets_are_all_or_distinct_projections(targets: Any) -> None:
+def test_lora_targets_are_either_all_or_distinct_projections(targets: Any) -> None:
     with pytest.raises(ValueError, match="targets must be"):
         make_learner(targets=targets)
 
@@ -65,7 +65,7 @@ def test_lora_targets_are_all_or_distinct_projections(targets: Any) -> None:
 # ---------------------------------------------------------------- training
 
 
-def test_a_step_changes_only_adapters_and_has_moments_only_for_adapters() -> None:
+def test_a_step_updates_only_adapters_and_stores_moments_only_for_them() -> None:
     model = adapted_model()
     before = {name: each.clone() for name, each in model.named_parameters()}
     trainer = Trainer(model, small_run(**SETTINGS), RankGroup())
@@ -85,25 +85,25 @@ def make_scripts(**learner: Any) -> list[RankScript]:
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.nightly)])
-def test_adapters_and_their_gradients_do_not_depend_on_the_ranks(ranks: int) -> None:
-    """One case has more ranks than rows of A."""
+def test_adapters_and_gradients_do_not_depend_on_the_number_of_ranks(ranks: int) -> None:
+    """In one case, the number of ranks exceeds the number of rows of A."""
     alone, together = train(1, *make_scripts()), train(ranks, *make_scripts())
     for one, several in zip(alone, together, strict=True):
         assert {name.rsplit(".", 2)[1] for name in one.gradients} == {"lora_A", "lora_B"}
         assert are_equal(one, several)
         frozen = one.parameters.keys() - one.gradients.keys()
         mine, theirs = ({name: each.parameters[name] for name in frozen} for each in (one, several))
-        assert differences(mine, theirs)[0] <= 1e-6  # the cold start rounds differently
+        assert differences(mine, theirs)[0] <= 1e-6  # the rounding of the cold start differs
 
 
 @pytest.mark.nightly
-def test_two_ranks_that_compute_in_bfloat16_have_float32_adapters() -> None:
+def test_adapters_stay_in_float32_on_two_ranks_that_compute_in_bfloat16() -> None:
     for rounded in train(2, *make_scripts(dtype="bfloat16")):
         assert rounded.gradient_dtypes == rounded.optimizer_dtypes == {"torch.float32"}
         assert {dtype for _, dtype in list_forms(rounded)} == {"torch.float32"}
 
 
-def test_the_policy_before_rl_computes_as_the_base_and_leaves_the_adapters_enabled() -> None:
+def test_the_policy_before_rl_disables_adapters_only_temporarily() -> None:
     model, base = adapted_model(), small_model(config=small_architecture("qwen3", vocab_size=280))
     trainer = Trainer(model, small_run(**SETTINGS, kl_coef=1.0), RankGroup())
     trainer.start_stage("rl")

@@ -1,4 +1,4 @@
-"""Tests of the metrics of a step's speed, compared with counts by hand."""
+"""Tests of metrics of a step's speed, compared with counts made by hand."""
 
 import pytest
 
@@ -17,14 +17,14 @@ from tests.engine.tiny_models import small_architecture, small_config
 
 
 def test_fill_and_imbalance_of_two_ranks() -> None:
-    """In one round rank 0 has 30 tokens, which cost 30 + 90 with attention, and rank 1 has 10, which cost 10 + 10."""
+    """With attention, the 30 tokens of rank 0 cost 30 + 90, and the 10 tokens of rank 1 cost 10 + 10, in one round."""
     sequences = [sequence(31), sequence(11)]
     found = compute_plan_metrics([(sequences, [[[0]], [[1]]])], 40, attention_tokens=10.0)
     assert found == pytest.approx({"fill": 0.5, "imbalance": 1 - 70 / 120})
     assert compute_plan_metrics([], 40, attention_tokens=10.0) == {}
 
 
-def test_tokens_per_second_and_the_share_of_the_peak() -> None:
+def test_the_speed_in_tokens_and_the_share_of_peak_flops_are_measured() -> None:
     config = small_config()
     flops = count_forward_flops(config)
     layer = 32 * (4 + 2 + 2) * 16 + 4 * 16 * 32 + 3 * 32 * 48
@@ -36,7 +36,7 @@ def test_tokens_per_second_and_the_share_of_the_peak() -> None:
     assert "mfu" not in compute_speed_metrics(sequences, flops, 2.0, 4, peak_tflops=0.0)
 
 
-def test_only_the_experts_that_a_token_uses_count() -> None:
+def test_only_the_selected_experts_of_a_token_are_counted() -> None:
     config = small_architecture("qwen3_moe")
     weights = {name: each.numel() for name, each in CausalLM(config).named_parameters() if each.dim() == 2}
     experts = sum(size for name, size in weights.items() if ".experts." in name)
@@ -50,7 +50,7 @@ def test_attention_costs_as_much_as_the_products_at_attention_tokens() -> None:
     assert length * (flops.per_token + flops.per_scored_token) == pytest.approx(length**2 / 2 * flops.per_pair)
 
 
-def test_a_step_reports_its_plan_and_the_load_of_the_experts() -> None:
+def test_a_step_reports_its_plan_and_the_load_of_experts() -> None:
     trainer = Trainer(trainable_model("qwen3_moe"), small_run(), RankGroup())
     trainer.start_stage("rl")
     metrics = trainer.run_rl_step(rl_sequences(0))

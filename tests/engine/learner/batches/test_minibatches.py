@@ -22,7 +22,7 @@ from asterism.engine.learner.batches.training_sequence import (
 from tests.engine.learner.training_examples import replace_tokens, rl_sequences, row
 
 
-def test_a_micro_batch_has_the_position_that_predicts_each_loss_token() -> None:
+def test_a_micro_batch_selects_the_position_before_each_loss_token() -> None:
     first = build_training_sequence(
         np.array([5, 6, 7, 8], np.int32), np.array([True, False, True, True]), np.array([0, 0, -1, -2], np.float32), 0.5
     )
@@ -42,7 +42,7 @@ def test_a_micro_batch_has_the_position_that_predicts_each_loss_token() -> None:
     assert batch.weights_N.tolist() == [0.5, 0.5, 0.25]
 
 
-def test_an_empty_micro_batch_is_one_token_without_loss() -> None:
+def test_an_empty_micro_batch_has_one_token_without_loss() -> None:
     batch = build_micro_batch([], [])
     assert batch.token_ids_T.tolist() == [0]
     assert batch.num_sequences == 0
@@ -61,13 +61,13 @@ def test_the_first_token_is_never_in_the_loss() -> None:
     assert build_sft_sequence([1, 2], [1, 1]).loss_mask.tolist() == [False, True]
 
 
-def test_a_row_with_arrays_of_different_lengths_is_refused_by_trajectory() -> None:
+def test_the_error_for_arrays_of_different_lengths_names_the_trajectory() -> None:
     broken = replace_tokens(row(41, 0, seed=0), logprobs=b"")
     with pytest.raises(ValueError, match=r"trajectory 41: .* logprobs"):
         build_rl_sequence(broken)
 
 
-def test_groups_stay_whole_and_no_row_is_dropped() -> None:
+def test_each_group_is_in_one_minibatch_and_no_row_is_dropped() -> None:
     batch = rl_sequences(0, groups=5, size=3)
     minibatches = build_rl_minibatches(batch, 2, seed=1, step=4)
     names = [[sequence.token_ids.tobytes() for sequence in minibatch] for minibatch in minibatches]
@@ -79,7 +79,7 @@ def test_groups_stay_whole_and_no_row_is_dropped() -> None:
 
 
 @given(st.permutations(range(20)))
-def test_minibatches_do_not_depend_on_the_order_in_which_rows_arrived(order: list[int]) -> None:
+def test_minibatches_do_not_depend_on_the_arrival_order_of_rows(order: list[int]) -> None:
     rows = rl_sequences(0)
     arrived = [rows[index] for index in order]
     assert _advantages(build_rl_minibatches(arrived, 2, 0, 0)) == _advantages(build_rl_minibatches(rows, 2, 0, 0))
@@ -89,12 +89,12 @@ def _advantages(minibatches: list[list[TrainingSequence]]) -> list[list[float]]:
     return [[sequence.advantage for sequence in minibatch] for minibatch in minibatches]
 
 
-def test_fewer_groups_than_minibatches_make_fewer_minibatches() -> None:
+def test_the_number_of_minibatches_is_at_most_the_number_of_groups() -> None:
     assert len(build_rl_minibatches(rl_sequences(0, groups=1), 4, 0, 0)) == 1
     assert build_rl_minibatches([], 4, 0, 0) == []
 
 
-def test_micro_batches_are_prepared_in_order_and_one_ahead() -> None:
+def test_one_micro_batch_is_prepared_ahead_and_in_order() -> None:
     batch = build_micro_batch([], [])
     begun = [threading.Event() for _ in range(3)]
 
@@ -110,7 +110,7 @@ def test_micro_batches_are_prepared_in_order_and_one_ahead() -> None:
     assert list(iter_prefetched([])) == []
 
 
-def test_an_error_of_a_prepared_micro_batch_is_raised_when_its_turn_comes() -> None:
+def test_an_error_of_a_prefetched_micro_batch_is_raised_in_order() -> None:
     def fail() -> MicroBatch:
         raise OSError("unreadable")
 

@@ -1,4 +1,4 @@
-"""Tests: micro batches are full and equally expensive on all ranks."""
+"""Tests: micro batches are full, and they are equally expensive on all ranks."""
 
 from collections.abc import Sequence
 
@@ -26,21 +26,21 @@ def draw_lengths(count: int, seed: int) -> list[int]:
 
 
 def compute_costs(lengths: Sequence[int], shares: list[list[list[int]]]) -> np.ndarray:
-    """Compute costs, [ranks, micro batches]."""
+    """Compute the costs of micro batches, [ranks, micro batches]."""
     tokens = [length - 1 for length in lengths]
     costs = [token * (1 + token / ATTENTION_TOKENS) for token in tokens]
     return np.array([[sum(costs[index] for index in indices) for indices in share] for share in shares])
 
 
 @given(LENGTHS, st.integers(1, 4), st.integers(1, 200))
-def test_ranks_together_train_once_on_every_sequence_with_loss(lengths: list[int], ranks: int, tokens: int) -> None:
+def test_all_ranks_together_train_once_on_each_sequence_with_loss(lengths: list[int], ranks: int, tokens: int) -> None:
     shares = split_micro_batches([sequence(length) for length in lengths], ranks, tokens)
     dealt = [index for share in shares for indices in share for index in indices]
     assert sorted(dealt) == [index for index, length in enumerate(lengths) if length > 1]
 
 
 @given(LENGTHS, st.integers(1, 4), st.integers(1, 200))
-def test_ranks_have_equally_many_micro_batches_within_the_bound(lengths: list[int], ranks: int, tokens: int) -> None:
+def test_ranks_have_equal_numbers_of_bounded_micro_batches(lengths: list[int], ranks: int, tokens: int) -> None:
     shares = split_micro_batches([sequence(length) for length in lengths], ranks, tokens)
     assert len(shares) == ranks
     assert len({len(share) for share in shares}) == 1
@@ -49,7 +49,7 @@ def test_ranks_have_equally_many_micro_batches_within_the_bound(lengths: list[in
         assert sum(lengths[index] - 1 for index in indices) <= tokens or len(indices) == 1
 
 
-def test_a_sequence_without_loss_tokens_is_left_out() -> None:
+def test_a_sequence_without_loss_tokens_is_skipped() -> None:
     assert split_micro_batches([sequence(5, counted=False), sequence(4)], 1, 100) == [[[1]]]
 
 
@@ -65,7 +65,7 @@ def test_micro_batches_of_long_sequences_are_full_and_cost_the_same_on_all_ranks
 
 
 def test_the_cost_of_a_sequence_includes_attention() -> None:
-    """With attention, a sequence of 100 tokens costs as much as three of 50, so that each rank has one micro batch."""
+    """With attention, one sequence of 100 tokens costs as much as three of 50. So each rank has one micro batch."""
     sequences = [sequence(length + 1) for length in (100, 50, 50, 50)]
     assert split_micro_batches(sequences, 2, 150, attention_tokens=50.0) == [[[0]], [[1, 2, 3]]]
     assert split_micro_batches(sequences, 2, 150) == [[[0, 3]], [[1, 2]]]

@@ -1,4 +1,4 @@
-"""Tests of the learner's files of accepted groups: each rank reads its own samples, on any node."""
+"""Tests of files of accepted groups: each rank of the learner reads its own samples, on any node."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +25,7 @@ def describe(sequence: TrainingSequence) -> tuple[object, ...]:
     return (*(array.tolist() for array in arrays), *sequence[3:])
 
 
-def test_stored_sequences_equal_the_samples_and_are_described_without_reading_them(tmp_path: Path) -> None:
+def test_stored_sequences_equal_the_samples(tmp_path: Path) -> None:
     samples = [*rows(1), replace_tokens(row(20, 5, 1), loss_mask=bytes(row(20, 5, 1).record.num_tokens))]
     stored = store_batch(tmp_path, 1, samples)
     assert len(stored) == 21
@@ -46,7 +46,7 @@ def test_each_of_two_ranks_reads_at_most_55_percent_of_the_tokens(tmp_path: Path
     assert max(read) <= 0.55 * num_bytes
 
 
-def test_a_truncated_file_is_reported_with_the_trajectory(tmp_path: Path) -> None:
+def test_the_error_for_a_truncated_file_names_the_trajectory(tmp_path: Path) -> None:
     *_, last = store_batch(tmp_path, 1, rows(1, groups=1))
     last.path.write_bytes(last.path.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"group_00000000_0\.samples: the tokens of trajectory 3 are incomplete"):
@@ -86,7 +86,7 @@ def test_the_metrics_of_a_step_are_kept_until_the_next_checkpoint(tmp_path: Path
     assert journal.read_metrics(3) == {}
 
 
-def test_tokens_of_a_version_that_the_step_may_not_train_on_are_refused(tmp_path: Path) -> None:
+def test_tokens_of_a_forbidden_version_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ProtocolError, match="tokens of version 1 to train on: step 1 takes version 0"):
         BatchJournal(tmp_path).write_group(GroupAccepted(1, 0, 0, tuple(rows(2))))
     BatchJournal(tmp_path, max_staleness=1).write_group(GroupAccepted(2, 0, 0, tuple(rows(1))))
@@ -95,7 +95,7 @@ def test_tokens_of_a_version_that_the_step_may_not_train_on_are_refused(tmp_path
 
 
 @given(st.lists(st.integers(0, 3 * MAX_PART_BYTES // 13), min_size=1, max_size=8))
-def test_parts_of_a_group_are_bounded_and_keep_every_row(lengths: list[int]) -> None:
+def test_the_parts_of_a_group_are_bounded_and_contain_every_row(lengths: list[int]) -> None:
     class Record:
         def __init__(self, num_tokens: int) -> None:
             self.num_tokens = num_tokens
@@ -111,13 +111,13 @@ def test_parts_of_a_group_are_bounded_and_keep_every_row(lengths: list[int]) -> 
 
 class LoadedShare(NamedTuple):
     are_from_files: bool
-    sequences: list[tuple[int, list[int]]]  # trajectory and token ids
+    sequences: list[tuple[int, list[int]]]  # trajectory id and token ids
 
 
 def load_share(ranks: RankGroup, ranks_per_node: int, folder: Path) -> LoadedShare:
-    """Exchange samples and load those of this rank. Ranks on later nodes have paths without a file."""
+    """Exchange samples, and load the samples of this rank. On later nodes the files are missing."""
     ranks = ranks._replace(local_world_size=ranks_per_node)
-    sample_exchange.PIECE_BYTES = 100  # several pieces per rank
+    sample_exchange.PIECE_BYTES = 100  # so that a rank needs several pieces
     stored = broadcast_object(ranks, store_batch(folder, 1, rows(1, groups=6)) if ranks.is_leader else None)
     if ranks.node:
         stored = [each._replace(path=folder / "missing") for each in stored]
@@ -140,7 +140,7 @@ def load_share(ranks: RankGroup, ranks_per_node: int, folder: Path) -> LoadedSha
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks_per_node", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_ranks_on_other_nodes_receive_their_samples(ranks_per_node: int, tmp_path: Path) -> None:
-    """Of two nodes, only the first node has the files."""
+    """Only the first of two nodes has the files."""
     loaded = run_ranks(4, load_share, ranks_per_node, tmp_path)
     assert [share.are_from_files for share in loaded] == [rank < ranks_per_node for rank in range(4)]
     samples = {each.trajectory_id: build_rl_sequence(each).token_ids.tolist() for each in rows(1, groups=6)}

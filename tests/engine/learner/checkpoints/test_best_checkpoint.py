@@ -1,4 +1,4 @@
-"""Tests of the record of the best evaluated checkpoint, and of the checkpoints that it protects."""
+"""Tests of the record of the best evaluated checkpoint, and of the checkpoints that pruning keeps."""
 
 from pathlib import Path
 
@@ -35,18 +35,18 @@ def test_the_best_checkpoint_has_the_highest_reward(tmp_path: Path) -> None:
     assert found == BestCheckpoint(2, "step_sampled", 0.5, evaluated_step=6)
 
 
-def test_evaluations_at_start_and_end_count_only_with_the_sampling_during_training(tmp_path: Path) -> None:
+def test_evaluations_at_start_and_end_count_only_with_the_sampling_of_training(tmp_path: Path) -> None:
     found = record(tmp_path, result(2, 0.5), result(3, 0.9, "end_greedy"), result(3, 0.6, "end_sampled"))
     assert found == BestCheckpoint(3, "end_sampled", 0.6, evaluated_step=3)
 
 
-def test_an_evaluation_with_tokens_of_other_weights_does_not_count(tmp_path: Path) -> None:
+def test_an_evaluation_with_tokens_of_other_versions_is_ignored(tmp_path: Path) -> None:
     assert record(tmp_path, result(2, 0.9, other_version_tokens=7.0)) is None
     found = record(tmp_path, result(2, 0.3), result(4, 0.9, other_version_tokens=7.0))
     assert found == BestCheckpoint(2, "step_sampled", 0.3, evaluated_step=4)
 
 
-def test_the_reward_of_the_first_set_decides(tmp_path: Path) -> None:
+def test_the_reward_of_the_first_evaluation_set_determines_the_best_checkpoint(tmp_path: Path) -> None:
     sets = (EvaluationSetConfig(name="easy", data="e"), EvaluationSetConfig(name="hard", data="h"))
     run = RunConfig(name="a", evaluation=EvaluationConfig(every=2, sets=sets))
     values = [{"set easy: reward": 0.5, "set hard: reward": 0.1}, {"set easy: reward": 0.4, "set hard: reward": 0.9}]
@@ -54,7 +54,7 @@ def test_the_reward_of_the_first_set_decides(tmp_path: Path) -> None:
     assert record(tmp_path, *results, run=run) == BestCheckpoint(2, "step_sampled", 0.5, evaluated_step=4)
 
 
-def test_a_restart_takes_the_record_of_the_remaining_lines(tmp_path: Path) -> None:
+def test_a_restart_computes_the_record_from_the_remaining_lines(tmp_path: Path) -> None:
     record(tmp_path, result(2, 0.5), result(4, 0.8))
     file = BestCheckpointFile(RUN, tmp_path)
     file.restart([result(2, 0.5)])

@@ -29,7 +29,7 @@ def test_the_trainer_state_round_trips(tmp_path: Path) -> None:
     assert folders.read_trainer_state(tmp_path / "step_000007") == folders.TrainerState("rl", 7, ranks=1, seed=0)
 
 
-def test_saving_a_step_again_replaces_it_without_leftovers(tmp_path: Path) -> None:
+def test_a_step_that_is_saved_again_replaces_the_first_save(tmp_path: Path) -> None:
     save(tmp_path, 5)
     (tmp_path / "step_000005" / "old").touch()
     save(tmp_path, 5)
@@ -37,7 +37,7 @@ def test_saving_a_step_again_replaces_it_without_leftovers(tmp_path: Path) -> No
     assert not (tmp_path / "step_000005" / "old").exists()
 
 
-def test_pruning_keeps_step_0_and_the_newest_and_removes_leftovers_of_killed_saves(tmp_path: Path) -> None:
+def test_pruning_keeps_step_0_and_the_newest_step_and_removes_leftovers(tmp_path: Path) -> None:
     for step in (0, 10, 20, 30, 40):
         (tmp_path / f"step_{step:06d}").mkdir()
     for other in ("init", "sft_partial", folders.get_partial_path(tmp_path / "step_000050").name):
@@ -47,21 +47,21 @@ def test_pruning_keeps_step_0_and_the_newest_and_removes_leftovers_of_killed_sav
     assert left == ["init", "sft_partial", "step_000000", "step_000030", "step_000040"]
 
 
-def test_fewer_checkpoints_than_the_limit_are_all_kept(tmp_path: Path) -> None:
+def test_all_checkpoints_are_kept_below_the_limit(tmp_path: Path) -> None:
     for step in (0, 1, 2, 3):
         save(tmp_path, step)
     assert folders.prune_checkpoints(tmp_path, keep=5) == []
     assert folders.list_saved_steps(tmp_path) == [0, 1, 2, 3]
 
 
-def test_a_missing_folder_and_one_without_trainer_state_are_not_resumable(tmp_path: Path) -> None:
+def test_a_folder_without_trainer_state_is_not_resumable(tmp_path: Path) -> None:
     (tmp_path / "step_000003").mkdir()
     assert not folders.is_resumable(tmp_path / "step_000003")
     assert folders.list_saved_steps(tmp_path) == folders.list_saved_steps(tmp_path / "missing") == []
 
 
 class OfTorch(BaseException):
-    """A BaseException, like torch's CheckpointException."""
+    """A BaseException that is not an Exception, like torch's CheckpointException."""
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,7 @@ def test_a_kill_between_the_renames_of_a_replacement_keeps_the_earlier_checkpoin
     assert (tmp_path / "step_000005" / "old").exists()
 
 
-def test_a_kill_during_a_deletion_leaves_no_part_under_a_final_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_during_a_deletion_leaves_no_partial_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 5)
 
     def die(path: Path, **_: object) -> None:

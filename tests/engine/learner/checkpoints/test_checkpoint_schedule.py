@@ -1,4 +1,4 @@
-"""Tests of the times at which the learner saves checkpoints, by steps and by the clock."""
+"""Tests of the steps and times at which the learner saves checkpoints."""
 
 import pytest
 from msgspec.structs import replace
@@ -32,7 +32,7 @@ def test_the_last_step_evaluated_steps_and_multiples_are_saved(
     assert list_due_and_exported(replace(small_run(**settings), evaluation=evaluation)) == expected
 
 
-def test_a_step_is_saved_when_the_minutes_since_the_last_save_are_over() -> None:
+def test_a_step_is_saved_when_enough_minutes_have_passed_since_the_last_save() -> None:
     now = [0.0]
     schedule = CheckpointSchedule(small_run(every=100, minutes=2.0), RankGroup(), lambda: now[0])
     due: list[tuple[bool, bool]] = []
@@ -44,18 +44,18 @@ def test_a_step_is_saved_when_the_minutes_since_the_last_save_are_over() -> None
     assert due == [(False, False), (True, True), (True, True), (False, False)]
 
 
-def test_the_leading_ranks_clock_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_of_the_leading_rank_determines_the_save(monkeypatch: pytest.MonkeyPatch) -> None:
     decisions: list[bool] = []
 
     def broadcast(_ranks: RankGroup, item: bool) -> bool:
         decisions.append(item)
-        return True  # decision of the leading rank
+        return True  # this is the decision of the leading rank
 
     monkeypatch.setattr("asterism.engine.learner.checkpoints.checkpoint_schedule.broadcast_object", broadcast)
     follower = CheckpointSchedule(small_run(every=2, minutes=1.0), RankGroup(rank=1, world_size=2), lambda: 0.0)
     assert follower.is_due(1)
     assert decisions == [False]
-    assert follower.is_due(2)  # due by its step number, without a broadcast
+    assert follower.is_due(2)  # the step number suffices, so nothing is broadcast
     assert decisions == [False]
 
 

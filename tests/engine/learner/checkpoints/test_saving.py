@@ -1,4 +1,4 @@
-"""Tests of a trainer's checkpoints: resumed training, the background write, and the exported model."""
+"""Tests of a trainer's checkpoints: resumed training, writes in the background, and the exported model."""
 
 import errno
 import os
@@ -87,7 +87,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[WriteGate]:
 
 @pytest.mark.parametrize("stage", ["sft", "rl"])
 def test_resumed_training_gives_the_same_bits(stage: str, tmp_path: Path, tokenizer: Path) -> None:
-    """The exported weights are rounded; training resumes from exact weights."""
+    """The export is rounded, but training resumes from exact weights."""
     made = make_trainer(stage, export_dtype="bfloat16")
     steps = train_ranks.steps_of(stage)
     for step in range(2):
@@ -121,12 +121,12 @@ def test_saving_does_not_change_later_training(tmp_path: Path, tokenizer: Path) 
     ],
     ids=["no metadata", "no tensors", "short tensors"],
 )
-def test_damaged_tensors_are_reported_with_their_folder(
+def test_the_error_for_damaged_tensors_names_their_folder(
     tmp_path: Path, tokenizer: Path, name: str, length: int | None, problem: str
 ) -> None:
     checkpoint = save(make_trainer(), tmp_path / "step_000000", tokenizer)
     if name != ".metadata":
-        (checkpoint / MANIFEST_NAME).unlink()  # older versions wrote no manifest
+        (checkpoint / MANIFEST_NAME).unlink()  # earlier versions wrote no manifest
     file = get_tensors_folder(checkpoint) / name
     file.unlink() if length is None else os.truncate(file, length)
     with pytest.raises(CheckpointError, match=rf"step_000000/trainer/tensors: {problem}"):
@@ -142,7 +142,7 @@ def test_every_file_of_a_checkpoint_is_in_its_manifest(tmp_path: Path, tokenizer
 
 
 @pytest.mark.parametrize("name", ["config.json", "trainer/state.json", "trainer/tensors/__0_0.distcp"])
-def test_one_changed_byte_of_a_file_for_training_is_refused_by_name(tmp_path: Path, tokenizer: Path, name: str) -> None:
+def test_the_error_for_one_changed_byte_names_the_file(tmp_path: Path, tokenizer: Path, name: str) -> None:
     checkpoint = save(make_trainer(), tmp_path / "step_000000", tokenizer)
     content = bytearray((checkpoint / name).read_bytes())
     content[len(content) // 2] ^= 1
@@ -212,7 +212,7 @@ def test_only_a_complete_checkpoint_has_its_final_name(
 
 
 @pytest.mark.parametrize("place", ["tensors", "export", "sync"])
-def test_a_full_disk_is_reported_by_a_later_call(
+def test_a_later_call_reports_a_full_disk(
     tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     def fail(*_: object) -> None:
@@ -275,7 +275,7 @@ def test_equal_trainers_write_equal_bytes_in_any_folder(stage: str, tmp_path: Pa
 
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_the_export_loads_in_transformers(tmp_path: Path, tokenizer: Path, *, is_tied: bool) -> None:
-    """The export has the default dtype, which is float32 here, and several shards."""
+    """The export has several shards and the default dtype, which is float32 in this test."""
     made = make_trainer(model=trainable_model(is_tied=is_tied))
     made.run_rl_step(rl_sequences(0))
     save(made, tmp_path / "step_000001", tokenizer, max_shard_bytes=40_000)

@@ -43,8 +43,8 @@ def measure_saving(ranks: RankGroup, checkpoint: Path, out: Path) -> int:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_saving_300_mb_needs_memory_for_a_share_and_two_buckets(ranks: int, tmp_path: Path) -> None:
-    """The 300 MB are weights, without the optimizer's moments, which are twice as large."""
+def test_saving_300_mb_takes_the_memory_of_a_share_and_two_buckets(ranks: int, tmp_path: Path) -> None:
+    """The 300 MB do not include the optimizer's moments, which are twice as large."""
     model = write_model(tmp_path / "model", make_config(num_layers=11, vocab_size=40_001))
     assert model.num_bytes > 300 * MB
     (tmp_path / "out").mkdir()
@@ -55,7 +55,7 @@ def test_saving_300_mb_needs_memory_for_a_share_and_two_buckets(ranks: int, tmp_
 
 
 def save_in_a_loop(_ranks: RankGroup, checkpoint: Path, out: Path, committed: "Connection[int, int]") -> None:
-    """Replace OUT/step_000000 and save OUT/step_S after each step until the process is killed; send the steps."""
+    """Replace OUT/step_000000 and save OUT/step_S in turn, and send each saved step, until the process is killed."""
     restore_replaced_checkpoints(out)
     trainer = Trainer(load_sharded_model(checkpoint, RankGroup()), small_run(), RankGroup())
     trainer.start_stage("rl")
@@ -72,7 +72,7 @@ def save_in_a_loop(_ranks: RankGroup, checkpoint: Path, out: Path, committed: "C
 
 
 def kill_while_saving(folder: Path, num_checkpoints: int, delay_s: float) -> list[int]:
-    """Kill the saving process `delay_s` after this number of checkpoints; return the steps that it has sent."""
+    """Kill the saving process `delay_s` after it has saved this number of checkpoints. Return the steps it has sent."""
     receiver, sender = Pipe(duplex=False)
     with start_ranks(1, save_in_a_loop, folder / "model", folder / "out", sender, out=folder) as (process,):
         reported = [receiver.recv() for _ in range(num_checkpoints)]
@@ -87,7 +87,7 @@ def kill_while_saving(folder: Path, num_checkpoints: int, delay_s: float) -> lis
 
 
 def load_newest(out: Path) -> int:
-    """Restore interrupted replacements and load all complete checkpoints; return the newest step."""
+    """Restore interrupted replacements, load all complete checkpoints, and return the newest step."""
     restore_replaced_checkpoints(out)
     for step in list_saved_steps(out):
         checkpoint = out / f"step_{step:06d}"

@@ -1,4 +1,4 @@
-"""Tests: the metadata of a checkpoint's tensors cannot refer to other classes or other folders."""
+"""Tests: a checkpoint's metadata of tensors cannot refer to other classes or other folders."""
 
 import os
 import pickle
@@ -28,7 +28,7 @@ def tensors(tmp_path: Path) -> Path:
 
 
 class Payload:
-    """An object that calls a function when it is unpickled."""
+    """An object whose unpickling calls a function."""
 
     def __init__(self, call: Callable[..., object], *arguments: object) -> None:
         self._call = call, arguments
@@ -57,7 +57,7 @@ def test_the_metadata_of_a_real_checkpoint_is_read(tensors: Path) -> None:
 
 
 @pytest.mark.parametrize(("call", "name"), [(os.mkdir, "mkdir"), (eval, "eval"), (torch.load, "load")])
-def test_a_call_of_another_function_is_refused_and_does_not_run(
+def test_another_function_in_the_metadata_is_refused_and_not_called(
     tensors: Path, tmp_path: Path, call: Callable[..., object], name: str
 ) -> None:
     mark = tmp_path / "mark"
@@ -74,7 +74,7 @@ def test_a_call_within_valid_metadata_is_refused(tensors: Path, tmp_path: Path) 
     assert not (tmp_path / "mark").exists()
 
 
-def test_members_of_enums_are_read_as_python_3_11_2_pickles_them(tensors: Path) -> None:
+def test_enum_members_in_the_pickle_format_of_python_3_11_2_are_read(tensors: Path) -> None:
     metadata, member = read_metadata(tensors), _MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST
     metadata.planner_data = Payload(getattr, _MEM_FORMAT_ENCODING, member.name)
     replace_metadata(tensors, metadata)
@@ -88,14 +88,14 @@ def test_an_attribute_of_another_object_is_refused(tensors: Path, kind: object) 
 
 
 def test_pickled_objects_instead_of_tensors_are_refused(tensors: Path) -> None:
-    """DCP would read pickled objects with torch.load(weights_only=False)."""
+    """DCP would read such objects with torch.load(weights_only=False)."""
     metadata = read_metadata(tensors)
     metadata.state_dict_metadata["model.weight"] = BytesStorageMetadata()
     replace_metadata(tensors, metadata)
     assert_refused(tensors, "BytesStorageMetadata is no class of tensor metadata")
 
 
-def test_a_file_outside_of_the_folder_is_refused(tensors: Path) -> None:
+def test_a_file_outside_the_folder_is_refused(tensors: Path) -> None:
     metadata = read_metadata(tensors)
     for place in metadata.storage_data.values():
         place.relative_path = "../other/__0_0.distcp"
@@ -104,6 +104,6 @@ def test_a_file_outside_of_the_folder_is_refused(tensors: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps({"a": 1}), pickle.dumps(None)])
-def test_other_content_is_refused_by_name(tensors: Path, content: bytes) -> None:
+def test_the_error_for_invalid_metadata_names_the_file(tensors: Path, content: bytes) -> None:
     (tensors / ".metadata").write_bytes(content)
     assert_refused(tensors, r"tensors/\.metadata")

@@ -1,4 +1,4 @@
-"""Tests of the cold start on one and on two ranks: tokens, validation, losses by file."""
+"""Tests of the cold start on one and two ranks: tokens, validation, and losses by file."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def swept_path(tmp_path: Path) -> Iterator[Path]:
 
 
 def write_sums(path: Path, start: int, count: int, word: str = "makes") -> None:
-    """Write dialogues of different lengths."""
+    """Write dialogues that differ in length."""
     with path.open("w") as file:
         for number in range(start, start + count):
             answer = f"<reason>{'One more. ' * (number % 5)}</reason>\nThat {word} <answer>{number + 1}</answer>."
@@ -44,7 +44,7 @@ def write_sums(path: Path, start: int, count: int, word: str = "makes") -> None:
 
 
 def make_cold_start(path: Path, *, ranks: int = 1, **sft: Any) -> tuple[RunConfig, RunFolder]:
-    """Make a run with 40 dialogues."""
+    """Make a run whose cold start has 40 dialogues."""
     run, folder = make_run(path, ranks=ranks)
     write_sums(folder.data / "sft.jsonl", 0, 40)
     run = replace(run, sft=replace(run.sft, **sft))
@@ -64,7 +64,7 @@ def start_steps(run: RunConfig, folder: RunFolder) -> tuple[RunConfig, ColdStart
 
 
 def run_cold_start(run: RunConfig, folder: RunFolder) -> list[dict[str, float]]:
-    """Run all steps; return their metrics."""
+    """Run all steps of the cold start, and return their metrics."""
     run, steps = start_steps(run, folder)
     return [steps.run_next() for _ in range(run.sft.steps)]
 
@@ -76,9 +76,7 @@ def read_texts(dialogues: DialogueSet, num_steps: int) -> list[list[int]]:
 # ---------------------------------------------------------------- token files
 
 
-def test_a_second_start_encodes_nothing_and_has_the_same_dialogues(
-    swept_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_start_reuses_the_token_file(swept_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, folder = make_cold_start(swept_path)
     first = open_here(run, folder)
     with monkeypatch.context() as patch:
@@ -98,7 +96,7 @@ def test_a_second_start_encodes_nothing_and_has_the_same_dialogues(
         {"mixture": (SftFileConfig(name="some", data="$RUN/data/sft.jsonl", calls="python"),)},
     ],
 )
-def test_other_settings_and_other_data_have_separate_token_files(swept_path: Path, sft: dict[str, Any]) -> None:
+def test_other_settings_or_other_data_use_another_token_file(swept_path: Path, sft: dict[str, Any]) -> None:
     run, folder = make_cold_start(swept_path)
     open_here(run, folder)
     open_here(replace(run, sft=replace(run.sft, **sft)), folder)
@@ -117,7 +115,7 @@ def test_an_interrupted_tokenization_leaves_no_token_file(swept_path: Path, monk
     assert len(read_texts(open_here(run, folder), 4)) == 48
 
 
-def test_a_damaged_token_file_is_refused_with_a_remedy(swept_path: Path) -> None:
+def test_the_error_for_a_damaged_token_file_names_a_remedy(swept_path: Path) -> None:
     run, folder = make_cold_start(swept_path)
     open_here(run, folder)
     (token_file,) = folder.dialogue_tokens.iterdir()
@@ -138,11 +136,11 @@ def test_a_stored_dialogue_has_the_loss_mask_of_its_row(swept_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_tokenization_does_not_hold_all_dialogues_in_memory(swept_path: Path) -> None:
+def test_tokenization_does_not_hold_all_dialogues_in_memory(swept_path: Path) -> None:
     run, folder = make_cold_start(swept_path, batch_size=1)
     messages = [{"role": "user", "content": "1 + 1? " * 1000}, {"role": "assistant", "content": "2"}]
     (folder.data / "sft.jsonl").write_text((json.dumps({"messages": messages}) + "\n") * 100)
-    open_here(run, folder)  # imports and caches
+    open_here(run, folder)  # this first call imports modules and fills caches
     (token_file,) = folder.dialogue_tokens.iterdir()
     num_bytes = sum(file.stat().st_size for file in token_file.iterdir())
     shutil.rmtree(folder.dialogue_tokens)
@@ -156,7 +154,7 @@ def test_a_tokenization_does_not_hold_all_dialogues_in_memory(swept_path: Path) 
 
 
 @pytest.mark.parametrize("too_long", ["drop", "truncate"])
-def test_dialogues_beyond_the_limit_are_dropped_or_truncated_and_counted(swept_path: Path, too_long: Any) -> None:
+def test_too_long_dialogues_are_dropped_or_truncated_and_counted(swept_path: Path, too_long: Any) -> None:
     run, folder = make_cold_start(swept_path, batch_size=40)
     lengths = sorted(len(each) for each in read_texts(open_here(run, folder), 1))
     limit = lengths[len(lengths) // 2]
@@ -172,7 +170,7 @@ def test_dialogues_beyond_the_limit_are_dropped_or_truncated_and_counted(swept_p
     assert max(len(each) for each in read_texts(found, 1)) == limit
 
 
-def test_a_limit_that_no_dialogue_meets_is_refused(swept_path: Path) -> None:
+def test_a_limit_below_the_length_of_every_dialogue_is_refused(swept_path: Path) -> None:
     run, folder = make_cold_start(swept_path, max_tokens=3, too_long="truncate")
     with pytest.raises(
         UnusableInput, match=r"sft\.jsonl: no dialogue is left: 40 dialogues are longer than sft\.max_tokens"
@@ -188,7 +186,7 @@ def test_the_validation_loss_falls_and_held_out_dialogues_are_never_trained_on(s
     sft = {"steps": 0, "epochs": 3.0, "validation_share": 0.2, "validation_every": 4, "batch_size": 8}
     run, folder = make_cold_start(swept_path, **sft)
     dialogues = open_here(run, folder)
-    assert dialogues.sft.steps == 12  # 3 epochs of 32 dialogues
+    assert dialogues.sft.steps == 12  # 3 epochs with 32 dialogues each
     trained = {tuple(each) for each in read_texts(dialogues, 12)}
     held_out = {tuple(each.load().token_ids.tolist()) for each in dialogues.validation}
     assert (len(trained), len(held_out), len(trained & held_out)) == (32, 8, 0)
@@ -201,10 +199,8 @@ def test_the_validation_loss_falls_and_held_out_dialogues_are_never_trained_on(s
 
 
 @pytest.mark.slow
-def test_the_validation_loss_of_the_training_data_equals_the_training_loss(
-    swept_path: Path,
-) -> None:
-    """Both losses are means over the same tokens; the learning rate is near 0."""
+def test_the_validation_loss_on_training_data_equals_the_training_loss(swept_path: Path) -> None:
+    """Both losses are means over the same tokens, and the learning rate is near 0."""
     path = swept_path / "run" / "data" / "sft.jsonl"
     run, folder = make_cold_start(swept_path, batch_size=40, steps=2, warmup_steps=1, validation=str(path))
     run = replace(run, sft=replace(run.sft, lr=1e-12, muon_lr=1e-12))
@@ -243,7 +239,7 @@ def test_tokens_per_step_limits_the_dialogues_of_a_step(swept_path: Path) -> Non
     }
 
 
-def test_a_share_that_leaves_nothing_to_train_on_is_refused(swept_path: Path) -> None:
+def test_a_validation_share_that_leaves_no_training_data_is_refused(swept_path: Path) -> None:
     run, folder = make_cold_start(swept_path, validation_share=0.99)
     write_sums(folder.data / "sft.jsonl", 0, 2)
     with pytest.raises(UnusableInput, match=r"sft\.data: no dialogue is left to train on"):
@@ -254,10 +250,10 @@ def test_a_share_that_leaves_nothing_to_train_on_is_refused(swept_path: Path) ->
 
 
 class ColdStart(NamedTuple):
-    """The cold start on one rank."""
+    """The result of a cold start on one rank."""
 
-    num_encoded: int  # texts that the rank encodes
-    batches: list[list[list[int]]]  # token ids of the first steps
+    num_encoded: int  # number of texts that the rank encodes
+    batches: list[list[list[int]]]  # token ids of the dialogues in the first steps
     metrics: list[dict[str, float]]
 
 
@@ -279,7 +275,7 @@ def cold_start(ranks: RankGroup, folder: RunFolder) -> ColdStart:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_ranks_tokenize_the_data_once_and_train_as_one_rank(swept_path: Path) -> None:
+def test_two_ranks_tokenize_the_data_once_and_train_like_one_rank(swept_path: Path) -> None:
     sft = {"steps": 3, "batch_size": 8, "validation_share": 0.2, "validation_every": 3}
     runs = [make_cold_start(swept_path / str(count), ranks=count, **sft) for count in (1, 2)]
     (alone,), (leader, follower) = (

@@ -1,4 +1,4 @@
-"""Tests of the order of the cold start's dialogues, and of their division into steps."""
+"""Tests of the order of cold-start dialogues and their division into steps."""
 
 import numpy as np
 import pytest
@@ -6,14 +6,14 @@ import pytest
 from asterism.engine.learner.cold_start.dialogue_sampler import SftSampler, StepSize
 
 
-def test_the_cold_start_takes_every_sequence_once_per_epoch_and_batches_span_epochs() -> None:
+def test_each_epoch_has_every_sequence_once_and_batches_span_epochs() -> None:
     order = SftSampler([10], [1.0], StepSize(4), seed=2)
     drawn = [index for step in range(5) for index in order.get_batch(step)]
     assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
     assert drawn[:10] != drawn[10:]
 
 
-def test_the_order_of_the_cold_start_is_a_function_of_seed_and_step() -> None:
+def test_seed_and_step_determine_the_order_of_the_cold_start() -> None:
     steps = (7, 0, 3)
     one, other = SftSampler([10, 7], [1, 2], StepSize(4), seed=2), SftSampler([10, 7], [1, 2], StepSize(4), seed=2)
     assert [one.get_batch(step) for step in steps] == [other.get_batch(step) for step in reversed(steps)][::-1]
@@ -25,7 +25,7 @@ def test_a_cold_start_without_sequences_is_refused() -> None:
         SftSampler([3, 0], [1, 1], StepSize(4), 0)
 
 
-def test_files_of_a_mixture_alternate_by_weight_with_separate_epochs() -> None:
+def test_the_files_of_a_mixture_alternate_by_weight_with_separate_epochs() -> None:
     sizes, weights = [5, 30, 7], [1, 2.5, 0.5]
     order = SftSampler(sizes, weights, StepSize(8), seed=2)
     drawn = [index for step in range(20) for index in order.get_batch(step)]
@@ -42,7 +42,7 @@ def make_token_sampler(lengths: list[int], tokens: int) -> SftSampler:
     return SftSampler([len(lengths)], [1.0], StepSize(64, tokens), 2, np.array(lengths))
 
 
-def test_steps_by_tokens_take_dialogues_in_the_same_order_up_to_the_limit() -> None:
+def test_a_token_limit_per_step_does_not_change_the_order_of_dialogues() -> None:
     lengths = [7, 30, 5, 41, 12, 3, 20, 9, 60, 1]
     sampler = make_token_sampler(lengths, 50)
     steps = [sampler.get_batch(step) for step in range(40)]
@@ -51,11 +51,11 @@ def test_steps_by_tokens_take_dialogues_in_the_same_order_up_to_the_limit() -> N
     assert drawn == plain.get_batch(0)
     totals = [sum(lengths[index] for index in step) for step in steps]
     assert all(total <= 50 or len(step) == 1 for total, step in zip(totals, steps, strict=True))
-    # No step had room for the next dialogue.
+    # Each step is full: the next dialogue does not fit.
     assert all(total + lengths[step[0]] > 50 for total, step in zip(totals, steps[1:], strict=False))
 
 
-def test_steps_by_tokens_are_a_function_of_seed_and_step() -> None:
+def test_seed_and_step_determine_steps_with_a_token_limit() -> None:
     lengths = list(range(1, 30))
     one, other = make_token_sampler(lengths, 40), make_token_sampler(lengths, 40)
     steps = (9, 2, 5)
@@ -65,11 +65,11 @@ def test_steps_by_tokens_are_a_function_of_seed_and_step() -> None:
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(1.0, 5), (2.0, 10), (0.5, 3), (1.1, 6), (0.01, 1)])
-def test_an_epoch_has_as_many_dialogues_as_all_files(epochs: float, steps: int) -> None:
+def test_an_epoch_has_as_many_dialogues_as_all_files_together(epochs: float, steps: int) -> None:
     assert SftSampler([10, 10], [1, 3], StepSize(4), seed=0).count_steps(epochs) == steps
 
 
-def test_epochs_of_steps_by_tokens_take_every_dialogue() -> None:
+def test_epochs_with_a_token_limit_include_every_dialogue() -> None:
     lengths = [7, 30, 5, 41, 12, 3, 20, 9, 60, 1]
     sampler = make_token_sampler(lengths, 50)
     steps = sampler.count_steps(2.0)

@@ -1,7 +1,7 @@
-"""A fake interpreter with SGLang: prints its version, or runs a server with one worker process.
+"""A fake interpreter with SGLang. It prints its version, or runs a server with one worker process.
 
-The server responds to the requests of a start, and ignores SIGTERM as a server that drains its
-requests. It imports little, to start quickly.
+The server responds to the requests of a start, and ignores SIGTERM like a server that drains its
+requests. It has few imports, so that it starts quickly.
 """
 
 import signal
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[4]
 
 
 def write_interpreter(folder: Path, server_info: bytes) -> str:
-    """`server_info`: the response to /server_info."""
+    """Write the interpreter. `server_info`: the response to /server_info."""
     script = folder / "python"
     script.with_name("server_info").write_bytes(server_info)
     lines = (f"#!{sys.executable}", "import sys", f"sys.path.insert(0, {str(ROOT)!r})")

@@ -1,4 +1,4 @@
-"""A server's info and a run's requirements, for tests of the server package."""
+"""The info of a server and the requirements of a run, for tests of the server package."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""All problems of a server are reported together, each with the key to change."""
+"""Tests: all problems of a server are reported together, and each report names the key to change."""
 
 import json
 from pathlib import Path
@@ -22,10 +22,10 @@ WITH_LORA = make_requirements()._replace(lora=LORA)
     [
         ({}, make_requirements()),
         ({"max_req_input_len": 192}, make_requirements()),
-        ({"max_total_num_tokens": 4096, "dp_size": 2}, make_requirements(weights="disk")),  # of all replicas
+        ({"max_total_num_tokens": 4096, "dp_size": 2}, make_requirements(weights="disk")),  # total of all replicas
         ({"max_total_num_tokens": 64}, make_requirements(engine=EngineConfig(kind="sglang", kv_tokens=0))),
         ({"model_path": "/elsewhere/one/"}, make_requirements("/elsewhere/../elsewhere/one")),
-        # k_proj includes the whole stack
+        # k_proj stands for the whole stack of q, k and v
         ({"max_lora_rank": 8, "lora_target_modules": ["o_proj", "k_proj"]}, WITH_LORA),
         ({"max_lora_rank": 16, "lora_target_modules": ["qkv_proj", "o_proj", "gate_up_proj"]}, WITH_LORA),
         ({"max_lora_rank": None, "lora_target_modules": ["all"]}, WITH_LORA),
@@ -37,7 +37,7 @@ def test_a_compatible_server_is_accepted(server: dict[str, Any], requirements: S
     check_compatibility(make_info(enable_lora=requirements.lora is not None, **server), requirements, "the server")
 
 
-def test_a_model_of_the_same_shape_fits_and_a_different_model_does_not(tmp_path: Path):
+def test_only_a_model_of_the_same_shape_is_accepted(tmp_path: Path):
     models = (small_model(), small_model(seed=1), small_model(vocab_size=98))
     one, alike, other = (save_small_model(tmp_path / f"{number}", model) for number, model in enumerate(models))
     check_compatibility(make_info(model_path=str(alike)), make_requirements(one), "the server")
@@ -46,7 +46,7 @@ def test_a_model_of_the_same_shape_fits_and_a_different_model_does_not(tmp_path:
     assert str(caught.value) == f"model.checkpoint = {one}: the server has a different model, {other}"
 
 
-def test_an_incompatible_server_is_refused_with_the_key_or_the_flag():
+def test_the_error_for_an_incompatible_server_names_the_key_or_the_flag():
     accepted: list[str] = []
 
     def check(case: str) -> None:

@@ -1,4 +1,4 @@
-"""Attaches to external servers that are incompatible, unresponsive or restarting."""
+"""Tests of attaching to external servers, which can be incompatible, unresponsive or restarting."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -42,12 +42,12 @@ async def test_a_compatible_server_is_attached():
     ("handler", "cause"),
     [
         (refusing(200, {"version": "0.9.9"}), "SGLang 0.9.9 is not supported; supported: 0.5.23"),
-        (refusing(404, {}), "the server refused /server_info: 404 {}"),  # a server of another kind
+        (refusing(404, {}), "the server refused /server_info: 404 {}"),  # another kind of server
         pytest.param(broken, "/server_info: the connection broke (ServerDisconnectedError)", marks=pytest.mark.slow),
     ],
     ids=["version", "kind", "connection"],
 )
-async def test_an_unusable_server_is_refused_by_key_and_index(handler: Handler, cause: str):
+async def test_the_error_for_an_unusable_server_names_key_and_index(handler: Handler, cause: str):
     async with connected() as (fake, server):
         fake.handlers["/server_info"] = handler
         with pytest.raises(ServerUnusable) as caught:
@@ -66,7 +66,7 @@ async def test_a_paused_server_stays_attached():
 
 
 @pytest.mark.parametrize(("handler", "timeout_s"), [(broken, 10.0), (silent, 0.05)], ids=["broken", "silent"])
-async def test_an_unresponsive_server_is_dead(handler: Handler, timeout_s: float):
+async def test_an_unresponsive_server_counts_as_dead(handler: Handler, timeout_s: float):
     async with connected(health_timeout_s=timeout_s) as (fake, server):
         await server.start()
         fake.handlers["/ready"] = handler
@@ -80,7 +80,7 @@ async def test_a_restarted_engine_waits_for_its_server():
         assert [path for path, _ in fake.requests][:7] == ["/ready"] * 6 + ["/server_info"]
 
 
-async def test_a_server_that_does_not_return_is_named_with_the_timeout():
+async def test_the_error_for_a_server_that_does_not_return_names_server_and_timeout():
     async with connected(is_restart=True, startup_timeout_s=0.05) as (fake, server):
         fake.handlers["/ready"] = broken
         with pytest.raises(ServerUnusable) as caught:

@@ -1,4 +1,4 @@
-"""The memory budget of a model and its KV cache on each GPU."""
+"""Tests of the memory budget for a model and its KV cache on each GPU."""
 
 import json
 from pathlib import Path
@@ -26,29 +26,29 @@ def engine(kv_tokens: int, dtype: str = "bfloat16") -> EngineConfig:
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 2), ("float32", 4)])
-def test_the_budget_follows_from_the_model_and_its_dtype(model: Path, dtype: str, size: int) -> None:
+def test_the_model_and_its_dtype_determine_the_budget(model: Path, dtype: str, size: int) -> None:
     budget = check_memory_budget([GPU], make_requirements(model, engine=engine(1024, dtype)))
     assert budget.weights_bytes == PARAMETERS * size
-    # Bytes of keys and values of 2 layers and 2 heads of width 16.
+    # bytes of the keys and values of 2 layers, with 2 heads of width 16
     assert budget.kv_bytes_per_token == 2 * 2 * 2 * 16 * size
     assert budget.min_cache_tokens == 1024
 
 
 @pytest.mark.parametrize(("gpus", "heads"), [(2, 1), (4, 1)])
-def test_tensor_parallel_gpus_divide_the_heads_and_hold_at_least_one(model: Path, gpus: int, heads: int) -> None:
+def test_each_tensor_parallel_gpu_has_a_share_of_the_heads_and_at_least_one(model: Path, gpus: int, heads: int) -> None:
     budget = check_memory_budget([GPU] * gpus, make_requirements(model, engine=engine(1024), tensor_parallel=gpus))
     assert budget.weights_bytes == PARAMETERS * 2 // gpus
     assert budget.kv_bytes_per_token == 2 * 2 * heads * 16 * 2
 
 
-def test_replicas_divide_the_requested_cache(model: Path) -> None:
+def test_the_requested_cache_is_divided_among_replicas(model: Path) -> None:
     assert (
         check_memory_budget([GPU] * 2, make_requirements(model, engine=engine(1024), data_parallel=2)).min_cache_tokens
         == 512
     )
 
 
-def test_the_limit_of_the_gpu_with_the_least_memory_is_exact(model: Path) -> None:
+def test_the_gpu_with_the_least_memory_determines_the_exact_limit(model: Path) -> None:
     requirements = make_requirements(model, engine=engine(1024))
     need = PARAMETERS * 2 + 1024 * 256
     assert check_memory_budget([GPU, VisibleGpu("A GPU", need, 2**30)], requirements).max_cache_tokens == 1024
@@ -56,7 +56,7 @@ def test_the_limit_of_the_gpu_with_the_least_memory_is_exact(model: Path) -> Non
         check_memory_budget([GPU, VisibleGpu("A GPU", need - 1, 2**30)], requirements)
 
 
-def test_without_kv_tokens_the_memory_share_must_hold_one_trajectory(model: Path) -> None:
+def test_the_memory_share_must_hold_one_trajectory_if_kv_tokens_is_0(model: Path) -> None:
     requirements = make_requirements(model, engine=engine(0), memory_share=0.5)
     assert check_memory_budget([GPU], requirements).max_cache_tokens == (2**19 - PARAMETERS * 2) // 256
     assert check_memory_budget([GPU], requirements).min_cache_tokens == 192 + 8

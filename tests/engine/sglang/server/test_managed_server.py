@@ -1,7 +1,7 @@
-"""A ready server's processes: the death of one kills all, and so does `close`.
+"""Tests of a ready server's processes: if one of them dies, all are killed; `close` kills them, too.
 
-Uses a fake server, which starts quickly. tests/sglang/test_server.py checks that a real server
-dies with the process that started it.
+The server is fake and starts quickly. tests/sglang/test_server.py checks that a real server ends
+with the process that started it.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ def wait_for_end(pidfd: int) -> None:
     ],
     ids=["killed worker", "killed leader", "suspended"],
 )
-async def test_a_dead_server_is_named_and_all_of_its_processes_are_killed(
+async def test_all_processes_of_a_dead_server_are_killed(
     tmp_path: Path, port: int, log_entries: list[Any], stop: Callable[[int, int], None], how: str
 ):
     one = make_server(tmp_path, port, ready_s=0.2 if how == "no longer responds" else 10.0)
@@ -63,7 +63,7 @@ async def test_a_dead_server_is_named_and_all_of_its_processes_are_killed(
     finally:
         await one.close()
     assert why.startswith(f"the SGLang server sglang-0 {how}:\n")
-    assert '"GET /server_info HTTP/1.1" 200' in why  # from the log's last lines
+    assert '"GET /server_info HTTP/1.1" 200' in why  # one of the last lines of the log
     assert why.endswith(f"({tmp_path / 'sglang-0.log'})")
     assert [entry["event"] for entry in log_entries] == ["server.started", "server.died"]
 
@@ -90,5 +90,5 @@ async def test_an_incompatible_server_is_stopped(tmp_path: Path, port: int):
     ):
         await one.start()
     assert one.list_processes() == {}
-    with socket.create_server(("127.0.0.1", port)):  # the port is free
+    with socket.create_server(("127.0.0.1", port)):  # the port is free again
         pass

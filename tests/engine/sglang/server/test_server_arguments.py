@@ -1,4 +1,4 @@
-"""[engine] and [sglang] become a server's flags and environment."""
+"""Tests: the keys of [engine] and [sglang] determine a server's flags and environment."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def build_words(
 
 
 def get_value(flag: str, given: list[str]) -> str:
-    """Return the flag's last value, which the server's argparse uses."""
+    """Return the last value of the flag, because the server's argparse uses the last one."""
     return given[len(given) - given[::-1].index(flag)]
 
 
@@ -34,17 +34,17 @@ def test_engine_keys_become_server_flags():
         **{"--model-path": "/models/one", "--host": "127.0.0.1", "--port": "31000", "--device": "cpu"},
         **{"--dtype": "bfloat16", "--page-size": "32", "--chunked-prefill-size": "2048"},
         "--max-running-requests": "64",
-        "--context-length": "200",  # plus the tokens that the server reserves
-        "--max-total-tokens": "992",  # whole pages
+        "--context-length": "200",  # includes the tokens that the server reserves
+        "--max-total-tokens": "992",  # a whole number of pages
         "--tp-size": "1",
         "--dp-size": "1",
     }
     assert {flag: get_value(flag, given) for flag in wanted} == wanted
-    assert "--weight-version=-1" in given  # one word, because the value looks like a flag
+    assert "--weight-version=-1" in given  # flag and value are one word, because the value looks like a flag
     assert "--mem-fraction-static" not in given
 
 
-def test_each_server_of_a_machine_has_a_different_port_and_gpus():
+def test_servers_on_one_machine_have_different_ports_and_gpus():
     sglang = SGLangConfig(tensor_parallel=2, data_parallel=2)
     engine = EngineConfig(device="cuda")
     first, second = build_words(engine, sglang, 0), build_words(engine, sglang, 1)
@@ -57,7 +57,7 @@ def test_kv_tokens_are_divided_among_replicas():
     assert get_value("--max-total-tokens", given) == "2048"
 
 
-def test_without_kv_tokens_a_server_uses_its_memory_share():
+def test_a_server_uses_its_memory_share_if_kv_tokens_is_0():
     given = build_words(EngineConfig(kind="sglang", kv_tokens=0), SGLangConfig(memory_share=0.7))
     assert get_value("--mem-fraction-static", given) == "0.7"
     assert "--max-total-tokens" not in given
@@ -72,7 +72,7 @@ def test_gpu_features_are_disabled_without_a_gpu():
 
 
 def test_memory_release_is_enabled_only_on_a_gpu():
-    """On a CPU a server with this flag does not start."""
+    """On a CPU, a server does not start with this flag."""
     colocated = SGLangConfig(colocate=True)
     assert "--enable-memory-saver" in build_words(EngineConfig(device="cuda"), colocated)
     assert "--enable-memory-saver" not in [
@@ -81,19 +81,19 @@ def test_memory_release_is_enabled_only_on_a_gpu():
     ]
 
 
-def test_a_server_streams_increments_sleeps_when_idle_and_does_not_preempt():
+def test_a_server_streams_increments_and_sleeps_when_idle_and_never_preempts():
     flags = {"--incremental-streaming-output", "--sleep-on-idle", "--enable-priority-scheduling"}
     assert flags | {"--disable-priority-preemption"} <= set(build_words(EngineConfig()))
 
 
-def test_further_arguments_override_the_others():
+def test_additional_arguments_override_the_flags():
     given = build_words(EngineConfig(), SGLangConfig(arguments=("--page-size", "1", "--enable-metrics")))
     assert given[-3:] == ["--page-size", "1", "--enable-metrics"]
     assert get_value("--page-size", given) == "1"
 
 
 @pytest.mark.parametrize("name", ["TMPDIR", "OMP_NUM_THREADS", "A"])
-def test_the_users_environment_overrides_the_defaults(name: str):
+def test_the_environment_of_the_user_overrides_the_defaults(name: str):
     own = SGLangConfig(environment={name: "mine"})
     assert build_environment(EngineConfig(), own, SCRATCH)[name] == "mine"
 
@@ -105,7 +105,7 @@ def test_the_environment_isolates_the_server():
     assert "TORCHDYNAMO_DISABLE" not in build_environment(EngineConfig(device="cuda"), SGLangConfig(), SCRATCH)
 
 
-def test_a_server_that_receives_adapters_has_room_for_one_next_to_the_base():
+def test_a_server_for_adapters_has_room_for_the_base_and_one_adapter():
     lora = LoraOptions(8, 16.0, ("v_proj", "down_proj"))
     given = build_words(EngineConfig(), lora=lora)
     assert "--enable-lora" in given

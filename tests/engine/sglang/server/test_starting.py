@@ -1,4 +1,4 @@
-"""A server that cannot start or exits before it is ready; shell scripts replace interpreters."""
+"""Tests of servers that cannot start, or that exit before they are ready. Shell scripts replace the interpreter."""
 
 import asyncio
 import gc
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 def write_interpreter(folder: Path, behaviour: str, version: str = "0.5.23") -> str:
-    """Write a program that prints this SGLang version, and runs `behaviour` as a server."""
+    """Write a program that prints this version of SGLang, or runs `behaviour` as a server."""
     script = folder / "python"
     script.write_text(f'#!/bin/sh\nif [ "$1" = -c ]; then echo {version}; exit; fi\n{behaviour}\n')
     script.chmod(0o755)
@@ -61,10 +61,10 @@ def make_server(folder: Path, python: str, port: int, start_s: float = 60.0) -> 
     ],
     ids=["missing", "without SGLang", "unsupported", "arguments", "ends", "timeout"],
 )
-def test_a_server_that_cannot_start_is_refused_with_the_key_or_fails_with_its_last_log_lines(
+def test_the_error_for_a_failed_start_names_the_key_or_shows_the_log(
     tmp_path: Path, port: int, python: str, error: type[Exception], message: str
 ):
-    """A Python with a colon is a version and a behaviour."""
+    """A `python` with a colon is a version, and the behaviour of an interpreter that the test writes."""
     version, _, behaviour = python.partition(": ")
     is_scripted, start_s = bool(behaviour), 0.3 if "sleep" in behaviour else 60.0
     starting = make_server(
@@ -72,11 +72,11 @@ def test_a_server_that_cannot_start_is_refused_with_the_key_or_fails_with_its_la
     )
     with pytest.raises(error, match=message):
         asyncio.run(starting.start())
-    assert (tmp_path / "sglang-0.log").exists() == (version == "0.5.23")  # others are refused before the server starts
+    assert (tmp_path / "sglang-0.log").exists() == (version == "0.5.23")  # other versions are refused earlier
     assert not (tmp_path / "scratch").exists()
 
 
-def test_a_port_in_use_is_refused_by_key(port: int):
+def test_the_error_for_a_port_in_use_names_the_key(port: int):
     with socket.create_server(("127.0.0.1", port)), pytest.raises(ServerUnusable, match=r"^sglang.port: .* is in use"):
         asyncio.run(wait_for_free_port("127.0.0.1", port, timeout_s=0))
 
@@ -84,12 +84,12 @@ def test_a_port_in_use_is_refused_by_key(port: int):
 @pytest.mark.parametrize(
     ("host", "problem"), [("no.such.invalid", "Name or service|Temporary failure"), ("192.0.2.1", "Cannot assign")]
 )
-def test_a_host_that_is_not_this_machine_is_refused(host: str, problem: str, port: int):
+def test_a_host_of_another_machine_is_refused(host: str, problem: str, port: int):
     with pytest.raises(ServerUnusable, match=rf"^host {host}, port {port}: ({problem})"):
         asyncio.run(wait_for_free_port(host, port, timeout_s=0))
 
 
-def test_the_start_waits_for_a_port_to_become_free(port: int):
+def test_a_start_waits_until_the_port_is_free(port: int):
     async def scenario() -> None:
         listener = socket.create_server(("127.0.0.1", port))
         waiting = asyncio.create_task(wait_for_free_port("127.0.0.1", port))
@@ -101,7 +101,7 @@ def test_the_start_waits_for_a_port_to_become_free(port: int):
     asyncio.run(scenario())
 
 
-def test_cancelling_a_start_kills_all_processes_of_the_server(tmp_path: Path, port: int):
+def test_a_cancelled_start_kills_all_processes_of_the_server(tmp_path: Path, port: int):
     pid_pipe = tmp_path / "pids"
     os.mkfifo(pid_pipe)
     behaviour = f"sleep 1000 & echo $$ $! > {pid_pipe}; wait"
@@ -123,7 +123,7 @@ def test_cancelling_a_start_kills_all_processes_of_the_server(tmp_path: Path, po
 
 @pytest.mark.parametrize("num_iterations", range(0, 24, 2))
 def test_a_cancelled_check_leaves_no_process_and_no_open_pipe(tmp_path: Path, num_iterations: int):
-    """Cancelled after this many iterations of the event loop: before, during and after the start of the process."""
+    """The check is cancelled after this many loop iterations: before, during and after the start of the process."""
     script = tmp_path / "python"
     script.write_text(f"#!/bin/sh\nsleep 1000 &\necho $$ >> {tmp_path}/pids\necho $! >> {tmp_path}/pids\nwait\n")
     script.chmod(0o755)
@@ -137,10 +137,10 @@ def test_a_cancelled_check_leaves_no_process_and_no_open_pipe(tmp_path: Path, nu
             await task
 
     asyncio.run(scenario())
-    gc.collect()  # an open transport is a ResourceWarning, which fails the test
+    gc.collect()  # an open transport causes a ResourceWarning, which fails the test
     pids = tmp_path / "pids"
     for pid in pids.read_text().split() if pids.exists() else []:
-        while is_running(int(pid)):  # a killed process closes its pipes before it ends
+        while is_running(int(pid)):  # a killed process closes its pipes before it exits
             time.sleep(0.01)
 
 

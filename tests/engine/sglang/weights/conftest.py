@@ -1,4 +1,4 @@
-"""Fixtures of the transports: a checkpoint, published weights, a fake server and transports to it."""
+"""Fixtures for tests of weight transports: a checkpoint, published weights, a fake server and transports to it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A fake server that loads weights, over HTTP and a gloo process group."""
+"""A fake server that loads weights over HTTP and with a gloo process group."""
 
 import asyncio
 import base64
@@ -31,11 +31,11 @@ class UpdateError(Exception):
 
 
 class FakeWeightServer(FakeServer):
-    """`refusals`: the message with which the next request to each path is refused."""
+    """A server that loads weights. `refusals`: by path, the message that refuses the next request."""
 
     def __init__(self, *, tp_size: int = 1) -> None:
         super().__init__()
-        # Quantized, so its checksums are not compared with the published parameters.
+        # The server is quantized, so its checksums are not compared with those of the published parameters.
         self.info |= {"tp_size": tp_size, "quantization": "fp8"}
         self.refusals: dict[str, str] = {}
         self.loaded: dict[str, Tensor] = {}
@@ -55,7 +55,7 @@ class FakeWeightServer(FakeServer):
 
     @property
     def paths(self) -> list[str]:
-        """Return the paths of all requests except reads."""
+        """Return the paths of all requests that are not reads."""
         return [path for path, _ in self.requests if path not in ("/server_info", "/model_info", "/weights_checker")]
 
     async def compute_checksum(self, request: web.Request, body: Body) -> web.StreamResponse:
@@ -68,7 +68,7 @@ class FakeWeightServer(FakeServer):
         return web.json_response({"ranks": [rank]})
 
     async def receive(self, shapes: Sequence[tuple[list[int], torch.dtype]], group: str) -> list[Tensor]:
-        """Take part in one broadcast for each shape."""
+        """Receive one broadcast for each shape."""
         if group not in self.groups:
             raise UpdateError(f"Failed to receive weights: Group {group} not in {list(self.groups)}")
         weights = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]

@@ -1,4 +1,4 @@
-"""Published adapters reach a server: the base once, then A and B, under a new name in each version."""
+"""Tests: a server receives the base once, and then A and B under a new name for each version."""
 
 import asyncio
 import base64
@@ -33,7 +33,7 @@ PEFT = "base_model.model."
 
 
 class BaseTransport(FakeTransport):
-    """Records the bases that it sends."""
+    """A transport that records the bases it sends."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class BaseTransport(FakeTransport):
 
 
 class AdapterServer(FakeServer):
-    """Keeps the names of its adapters."""
+    """A server that stores the names of its adapters."""
 
     def __init__(self, tp_size: int = 1) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Sending:
         self.model, self.server, self.whole = adapted_model(options=options), server, BaseTransport()
         self.publisher = AdapterPublisher(folder, self.model, dtype)
         self.transport = AdapterTransport(self.whole, list_base_parameters(self.model), options, dtype)
-        self.ended_after: list[int] = []  # number of received requests at each end_requests
+        self.ended_after: list[int] = []  # number of requests that the server had received at each call of end_requests
 
     def publish(self, version: int) -> WeightsPublished:
         return publish(self.publisher, version)
@@ -94,7 +94,7 @@ def unpack(payload: str) -> dict[str, Tensor]:
     return pickle.loads(base64.b64decode(payload))
 
 
-async def test_the_base_is_sent_once_and_each_version_has_a_name_of_its_own(tmp_path: Path) -> None:
+async def test_the_base_is_sent_once_and_each_version_has_its_own_name(tmp_path: Path) -> None:
     server = AdapterServer()
     sending = Sending(tmp_path, server)
     first, second = sending.publish(1), sending.publish(2)
@@ -104,12 +104,12 @@ async def test_the_base_is_sent_once_and_each_version_has_a_name_of_its_own(tmp_
     assert server.adapters == ["of another client", names[1]]
     paths = [path for path, _ in server.requests if path != "/server_info"]
     assert paths == [LOAD, "/continue_generation", FLUSH, LOAD, "/continue_generation", UNLOAD, FLUSH]
-    # Requests end before the base, and in each version between load and unload.
+    # Requests end before the base is sent, and in each version between load and unload.
     assert [server.requests[count - 1][0] for count in sending.ended_after[1:]] == ["/continue_generation"] * 2
     assert sending.ended_after[0] == 0
 
 
-async def test_a_server_that_lost_its_weights_and_a_new_base_need_the_base_again(tmp_path: Path) -> None:
+async def test_the_base_is_sent_again_if_the_server_lost_it_or_it_has_changed(tmp_path: Path) -> None:
     sending = Sending(tmp_path / "one", AdapterServer())
     weights = sending.publish(1)
     await sending.update(weights, weights, before_each=sending.transport.forget_base)
@@ -123,7 +123,7 @@ async def test_a_server_that_lost_its_weights_and_a_new_base_need_the_base_again
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("targets", [OPTIONS.targets, ("k_proj",), ("up_proj", "o_proj")])
-async def test_a_server_receives_whole_stacks_with_checksums_in_its_dtype(
+async def test_a_server_receives_complete_stacks_with_checksums_in_its_dtype(
     tmp_path: Path, targets: Any, dtype: torch.dtype
 ) -> None:
     sending = Sending(tmp_path, AdapterServer(tp_size=2), OPTIONS._replace(targets=targets), dtype)
@@ -145,7 +145,7 @@ async def test_a_server_receives_whole_stacks_with_checksums_in_its_dtype(
     assert projections == set(complete_stacks(targets))
 
 
-def test_stacks_are_completed_and_other_projections_stay_alone() -> None:
+def test_only_stacked_projections_are_completed() -> None:
     assert complete_stacks(("v_proj", "o_proj")) == ("v_proj", "o_proj", "q_proj", "k_proj")
     assert complete_stacks(("gate_proj",)) == ("gate_proj", "up_proj")
     assert complete_stacks(("o_proj", "down_proj")) == ("o_proj", "down_proj")
@@ -164,7 +164,7 @@ async def test_refused_adapters_leave_the_earlier_ones_and_running_requests(tmp_
     assert (server.adapters, len(sending.ended_after)) == (["of another client", name], 2)
 
 
-async def test_an_adapter_that_cannot_be_unloaded_breaks_the_engine(tmp_path: Path) -> None:
+async def test_a_failed_unload_of_an_adapter_breaks_the_engine(tmp_path: Path) -> None:
     server = AdapterServer()
     sending = Sending(tmp_path, server)
     server.handlers[UNLOAD] = refusing(400, {"success": False, "error_message": "stuck"})
@@ -173,7 +173,7 @@ async def test_an_adapter_that_cannot_be_unloaded_breaks_the_engine(tmp_path: Pa
     assert not isinstance(failure.value, WeightsRefused)
 
 
-async def test_damaged_adapters_and_a_missing_base_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
+async def test_damaged_adapters_and_a_missing_base_are_refused_before_any_request(tmp_path: Path) -> None:
     sending = Sending(tmp_path, AdapterServer())
     weights = sending.publish(1)
     with pytest.raises(WeightsRefused):
@@ -183,7 +183,7 @@ async def test_damaged_adapters_and_a_missing_base_are_refused_before_anything_i
     assert (sending.server.requests, sending.whole.sent, sending.ended_after) == ([], [], [])
 
 
-async def test_closing_closes_the_transport_of_the_base(tmp_path: Path) -> None:
+async def test_closing_also_closes_the_transport_of_the_base(tmp_path: Path) -> None:
     sending, closed = Sending(tmp_path, AdapterServer()), asyncio.Event()
 
     async def close() -> None:

@@ -1,4 +1,4 @@
-"""The transport by a folder that the servers of a node share."""
+"""Tests of the transport that uses a folder, which the servers of a node share."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.engine.sglang.weights.update_scenes import Make, assert_all_loaded, c
 pytestmark = [pytest.mark.real_clock, pytest.mark.slow]
 
 
-async def test_an_unwritable_folder_is_named_before_any_pause(
+async def test_an_unwritable_folder_is_reported_before_any_pause(
     make: Make, server: FakeWeightServer, tmp_path: Path, weights: WeightsPublished
 ) -> None:
     (tmp_path / "file").touch()
@@ -42,7 +42,7 @@ def list_folders(tmp_path: Path) -> list[str]:
     return [path.name for path in (tmp_path / "for_server").iterdir() if path.is_dir()]
 
 
-async def test_servers_of_one_node_load_one_folder(
+async def test_the_servers_of_a_node_load_the_same_folder(
     make: Make, tmp_path: Path, weights: WeightsPublished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers, written = [FakeWeightServer() for _ in range(4)], list[Path]()

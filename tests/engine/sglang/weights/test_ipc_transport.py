@@ -1,4 +1,4 @@
-"""The transport by handles of memory, here of torch's shared memory. On CUDA it has never run on a GPU."""
+"""Tests of the transport by memory handles, with torch's shared memory. Its CUDA calls have never run on a GPU."""
 
 from contextlib import nullcontext
 
@@ -16,7 +16,7 @@ from tests.engine.sglang.weights.update_scenes import END, RESUME, Make, update
 pytestmark = [pytest.mark.real_clock, pytest.mark.slow]
 
 
-async def test_request_bodies_have_handles_instead_of_values(make: Make, weights: WeightsPublished) -> None:
+async def test_requests_contain_handles_instead_of_values(make: Make, weights: WeightsPublished) -> None:
     sizes: list[int] = []
     for name in ("tensor", "ipc"):
         server = FakeWeightServer()
@@ -26,7 +26,7 @@ async def test_request_bodies_have_handles_instead_of_values(make: Make, weights
     assert sizes[0] > weights.num_bytes > sizes[1]
 
 
-async def test_a_part_for_which_memory_is_missing_is_refused(
+async def test_an_update_is_refused_if_memory_is_missing_for_a_part(
     make: Make, server: FakeWeightServer, weights: WeightsPublished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: object) -> bytes:
@@ -38,7 +38,7 @@ async def test_a_part_for_which_memory_is_missing_is_refused(
     assert server.paths[-2:] == [END, RESUME]
 
 
-async def test_an_error_of_the_clean_up_is_logged_and_does_not_hide_the_error_of_the_update(
+async def test_a_clean_up_error_is_logged_and_does_not_hide_the_error_of_the_update(
     make: Make, server: FakeWeightServer, weights: WeightsPublished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> dict[str, torch.Tensor]:

@@ -36,7 +36,7 @@ def list_versions(root: Path) -> set[str]:
     return {path.name for path in root.iterdir()} - {"lock"}
 
 
-def test_engines_of_a_node_read_one_folder_until_all_have_finished(tmp_path: Path) -> None:
+def test_engines_of_a_node_read_the_same_folder_until_all_have_finished(tmp_path: Path) -> None:
     engines = [NodeFolders(tmp_path) for _ in range(ENGINES)]
     written: list[Path] = []
 
@@ -56,7 +56,7 @@ def test_engines_of_a_node_read_one_folder_until_all_have_finished(tmp_path: Pat
     assert list_versions(tmp_path) == set()
 
 
-def test_a_version_that_is_read_stays_while_the_next_one_is_written(tmp_path: Path) -> None:
+def test_a_version_stays_until_its_readers_have_finished(tmp_path: Path) -> None:
     slow, fast = NodeFolders(tmp_path), NodeFolders(tmp_path)
     old = take(slow, "1-a")
     take(fast, "2-b")
@@ -67,7 +67,7 @@ def test_a_version_that_is_read_stays_while_the_next_one_is_written(tmp_path: Pa
     assert list_versions(tmp_path) == set()
 
 
-def test_the_third_version_waits_until_an_earlier_one_is_no_longer_read(tmp_path: Path) -> None:
+def test_a_third_version_waits_until_an_earlier_version_has_no_readers(tmp_path: Path) -> None:
     first, second, third = (NodeFolders(tmp_path) for _ in range(MAX_FOLDERS + 1))
     take(first, "1-a")
     take(second, "2-b")
@@ -102,7 +102,7 @@ def test_a_cancelled_engine_stops_waiting(tmp_path: Path) -> None:
         assert first.result(10) == tmp_path / "1-a"
 
 
-def test_a_failed_write_leaves_nothing_and_the_next_engine_writes(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_folder_and_the_next_engine_writes(tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
         write_files(folder)
         raise OSError("No space left on device")
@@ -177,7 +177,7 @@ def run_killed(root: Path, moment: str, key: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["writing", "before the rename", "reading", "removing"])
 def test_folders_of_a_killed_engine_are_replaced_or_read(tmp_path: Path, moment: str) -> None:
-    for key in ("1-a", "2-b"):  # the same version again, and the next version
+    for key in ("1-a", "2-b"):  # the killed version again, and the next version
         run_killed(tmp_path, moment, "1-a")
         assert len(list_versions(tmp_path)) == 1
         is_complete = moment == "reading" and key == "1-a"

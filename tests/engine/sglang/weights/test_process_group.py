@@ -1,4 +1,4 @@
-"""The transport by a process group with the ranks of a server."""
+"""Tests of the transport by a process group that includes the ranks of a server."""
 
 import asyncio
 from typing import Any
@@ -17,14 +17,14 @@ from tests.engine.sglang.weights.update_scenes import PAUSE, RESUME, Make, asser
 pytestmark = [pytest.mark.real_clock, pytest.mark.slow]
 
 
-async def test_a_group_is_created_once_and_reused(
+async def test_a_process_group_is_created_once_and_reused(
     make: Make, server: FakeWeightServer, weights: WeightsPublished
 ) -> None:
     await update(make("group"), server, weights, weights)
     assert server.paths.count("/init_weights_update_group") == 1
 
 
-async def test_a_server_that_leaves_during_a_broadcast_ends_it(
+async def test_a_broadcast_ends_when_the_server_leaves_the_group(
     make: Make, server: FakeWeightServer, weights: WeightsPublished
 ) -> None:
     receive = server.handlers[UPDATES["group"]]
@@ -39,7 +39,7 @@ async def test_a_server_that_leaves_during_a_broadcast_ends_it(
     assert server.paths[-2:] == [RESUME, "/destroy_weights_update_group"]
 
 
-async def test_a_refused_group_is_not_kept(make: Make, server: FakeWeightServer, weights: WeightsPublished) -> None:
+async def test_a_refused_group_is_discarded(make: Make, server: FakeWeightServer, weights: WeightsPublished) -> None:
     transport = make("group", timeout_s=0.5)
     server.refusals["/init_weights_update_group"] = "Failed to initialize custom process group: no route"
     with pytest.raises(WeightsRefused, match=r"could not create a process group with the server: .*no route"):
@@ -59,14 +59,14 @@ async def test_an_unresponsive_server_fails_the_broadcast(
     await assert_update_breaks(transport, server, weights, message)
 
 
-async def test_cancelling_an_update_ends_the_servers_broadcast(
+async def test_a_cancelled_update_ends_the_broadcast_on_the_server(
     make: Make, server: FakeWeightServer, weights: WeightsPublished
 ) -> None:
     transport = make("group")
     receiving = asyncio.Queue[asyncio.Future[list[torch.Tensor]]]()
 
     async def receive_more(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        """Wait for more tensors than the engine sends."""
+        """Wait for one tensor more than the engine sends."""
         shapes = [(shape, torch.float32) for shape in (*body["shapes"], [1])]
         receiving.put_nowait(asyncio.ensure_future(server.receive(shapes, body["group_name"])))
         return await silent(request, body)

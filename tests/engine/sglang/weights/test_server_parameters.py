@@ -1,4 +1,4 @@
-"""The parameters of a server and their checksums. SGLang's kernel in Triton's interpreter computed the GPU hashes."""
+"""Tests of a server's parameters and checksums. SGLang's kernel in Triton's interpreter computed the GPU hashes."""
 
 import hashlib
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_a_checksum_on_a_gpu_equals_the_result_of_sglangs_kernel(count: int, dty
 
 
 def test_fused_parameters_are_concatenated_and_padded_with_zeros() -> None:
-    """On a CPU, 48 rows of gate and of up, and 48 columns of down, become 64."""
+    """On a CPU, the 48 rows of gate and of up and the 48 columns of down are padded to 64."""
     published = {
         name: each.detach() for name, each in small_model(config=small_config(vocab_size=65)).named_parameters()
     }
@@ -63,7 +63,7 @@ def test_fused_parameters_are_concatenated_and_padded_with_zeros() -> None:
     assert len(expected) == len(published) - len(fused) + 2 * 2
 
 
-def test_a_tensor_parallel_rank_has_rows_or_columns() -> None:
+def test_a_tensor_parallel_rank_has_a_share_of_rows_or_columns() -> None:
     published = {
         f"{LAYER}mlp.gate_proj.weight": torch.rand(4, 3),
         f"{LAYER}mlp.up_proj.weight": torch.rand(4, 3),
@@ -90,7 +90,7 @@ def test_a_tensor_parallel_rank_has_rows_or_columns() -> None:
         == {
             f"{LAYER}mlp.gate_up_proj.weight": hash_bytes(
                 torch.zeros(64, 3)
-            ),  # 4 rows become 64: rank 1 has padding only
+            ),  # 4 rows become 64, so rank 1 has only padding
             f"{LAYER}mlp.down_proj.weight": hash_bytes(torch.zeros(3, 32)),
             "lm_head.weight": hash_bytes(pad_rows(head[64:], 64)),
             "model.norm.weight": hash_bytes(norm),
@@ -110,7 +110,7 @@ def test_a_tensor_parallel_rank_has_rows_or_columns() -> None:
     ],
     ids=["cpu", "cpu_ranks", "gpu_ranks", "quantized", "converted", "dp_attention"],
 )
-def test_only_parameters_of_known_form_are_compared(server: ServerInfo, compared: set[str]) -> None:
+def test_only_parameters_of_a_known_layout_are_compared(server: ServerInfo, compared: set[str]) -> None:
     attention = {f"{LAYER}self_attn.{part}_proj.weight": torch.rand(64, 64) for part in "qkvo"}
     published = {
         "model.embed_tokens.weight": torch.rand(64, 2),
@@ -123,7 +123,7 @@ def test_only_parameters_of_known_form_are_compared(server: ServerInfo, compared
 
 
 def test_matrices_that_a_cpu_packs_are_not_compared() -> None:
-    """It packs 16-bit matrices of linear layers; tests/sglang has the other ones on a real server."""
+    """A CPU packs the 16-bit matrices of linear layers. tests/sglang covers the other matrices with a real server."""
     model = small_model(config=small_config(tie_word_embeddings=False)).bfloat16()
     published = {name: each.detach() for name, each in model.named_parameters()}
     expected = compute_expected_checksums(published, make_info(dtype="bfloat16"), 0, 0)
@@ -132,7 +132,7 @@ def test_matrices_that_a_cpu_packs_are_not_compared() -> None:
     } | {"embed_tokens"}
 
 
-def test_every_parameter_is_in_the_sample_of_some_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_parameter_is_sampled_in_some_version(monkeypatch: pytest.MonkeyPatch) -> None:
     published = {f"model.layers.{number}.input_layernorm.weight": torch.rand(10) for number in range(7)}
     monkeypatch.setattr(server_parameters, "SAMPLE_BYTES", 80)
     samples = [compute_expected_checksums(published, make_info(), 0, version) for version in range(7)]
@@ -140,7 +140,7 @@ def test_every_parameter_is_in_the_sample_of_some_version(monkeypatch: pytest.Mo
     assert {name for sample in samples for name in sample} == published.keys()
 
 
-def test_a_server_with_another_parameter_than_the_published_one_fails(tmp_path: Path) -> None:
+def test_a_server_whose_parameter_differs_from_the_published_one_fails(tmp_path: Path) -> None:
     ranks = [
         RankChecksums({"a": "1"}, "first", [ParallelismInfo(0, 0)]),
         RankChecksums({"b": "2"}, "second", [ParallelismInfo(0, 1)]),

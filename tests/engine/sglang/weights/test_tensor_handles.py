@@ -1,4 +1,4 @@
-"""Handles of a GPU's memory, without a GPU."""
+"""Tests of handles of a GPU's memory, without a GPU."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ import torch
 from asterism.engine.sglang.weights import tensor_handles
 
 
-def test_a_gpu_is_named_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handle_identifies_the_gpu_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     def reduce(tensor: SimpleNamespace) -> tuple[Callable[..., None], tuple[object, ...]]:
         return rebuild, ("cls", "size", "stride", 0, "storage", "dtype", tensor.device.index, b"handle", "rest")
 

@@ -1,4 +1,4 @@
-"""Behaviour that all transports share: pauses, refusals, buckets and checksums."""
+"""Tests of the behaviour that all transports share: pauses, refusals, buckets and checksums."""
 
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.real_clock, pytest.mark.slow]
 
 @pytest.mark.parametrize(("dtype", "has_paused_requests"), [(torch.float32, False), (torch.bfloat16, True)])
 @pytest.mark.parametrize("name", TRANSPORTS)
-async def test_a_server_receives_all_parameters_in_its_dtype_while_its_requests_are_paused(
+async def test_a_paused_server_receives_all_parameters_in_its_dtype(
     make: Make, server: FakeWeightServer, tmp_path: Path, name: str, dtype: torch.dtype, has_paused_requests: bool
 ) -> None:
     if has_paused_requests:
@@ -69,7 +69,7 @@ async def test_after_a_refused_update_requests_resume_and_the_next_update_succee
     ("name", "message"),
     [("disk", "Failed to update weights: x.\nRolling back to original weights."), ("group", "x. partially updated.")],
 )
-async def test_a_server_with_partially_written_weights_is_not_resumed(
+async def test_requests_stay_paused_after_a_partial_write_of_weights(
     make: Make, server: FakeWeightServer, weights: WeightsPublished, name: str, message: str
 ) -> None:
     server.refusals[UPDATES[name]] = message
@@ -77,7 +77,7 @@ async def test_a_server_with_partially_written_weights_is_not_resumed(
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)
-async def test_a_server_with_another_version_than_sent_fails(
+async def test_an_update_fails_if_the_server_reports_another_version(
     make: Make, server: FakeWeightServer, weights: WeightsPublished, name: str
 ) -> None:
     server.handlers["/model_info"] = refusing(200, {"model_path": "/model", "weight_version": "6"})
@@ -85,7 +85,7 @@ async def test_a_server_with_another_version_than_sent_fails(
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)
-async def test_with_a_wrong_checksum_requests_stay_paused(make: Make, weights: WeightsPublished, name: str) -> None:
+async def test_requests_stay_paused_after_a_wrong_checksum(make: Make, weights: WeightsPublished, name: str) -> None:
     server = FakeWeightServer()
 
     async def change_weight(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -108,7 +108,7 @@ async def test_unreadable_weights_are_refused_before_any_pause(
 
 
 @pytest.mark.parametrize("name", ["tensor", "group", "ipc"])
-async def test_an_update_left_open_is_closed_first(
+async def test_an_open_earlier_update_is_closed_first(
     make: Make, server: FakeWeightServer, weights: WeightsPublished, name: str
 ) -> None:
     transport = make(name)
@@ -120,7 +120,7 @@ async def test_an_update_left_open_is_closed_first(
 
 
 @pytest.mark.parametrize("name", ["tensor", "group", "ipc"])
-async def test_after_a_refused_second_bucket_requests_stay_paused(
+async def test_requests_stay_paused_after_a_refused_second_bucket(
     make: Make, server: FakeWeightServer, weights: WeightsPublished, name: str
 ) -> None:
     path = UPDATES[name]
@@ -137,7 +137,7 @@ async def test_after_a_refused_second_bucket_requests_stay_paused(
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)
-async def test_an_update_to_a_server_without_a_published_parameter_fails(
+async def test_an_update_fails_if_the_server_lacks_a_published_parameter(
     make: Make, weights: WeightsPublished, name: str
 ) -> None:
     server = FakeWeightServer()
@@ -146,18 +146,18 @@ async def test_an_update_to_a_server_without_a_published_parameter_fails(
 
 
 @pytest.mark.parametrize("name", ["tensor", "ipc"])
-async def test_each_tensor_parallel_rank_gets_a_payload(make: Make, weights: WeightsPublished, name: str) -> None:
+async def test_each_tensor_parallel_rank_gets_its_own_payload(make: Make, weights: WeightsPublished, name: str) -> None:
     server = FakeWeightServer(tp_size=2)
     await update(make(name), server, weights)
     assert_all_loaded(server)
 
 
-def test_buckets_hold_all_parameters_in_order_within_the_size_limit() -> None:
+def test_buckets_contain_all_parameters_in_order_within_the_size_limit() -> None:
     parameters = {name: torch.zeros(size) for name, size in (("a", 2), ("b", 3), ("c", 9), ("d", 1), ("e", 4))}
     assert [list(bucket) for bucket in split_into_buckets(parameters, 20)] == [["a", "b"], ["c"], ["d", "e"]]
 
 
-def test_tied_embeddings_are_published_once_and_untied_ones_with_their_head(tmp_path: Path) -> None:
+def test_only_untied_embeddings_are_published_with_an_output_head(tmp_path: Path) -> None:
     for tied in (True, False):
         model = small_model(config=small_config(tie_word_embeddings=tied))
         folder = save_small_model(tmp_path, model)
@@ -166,6 +166,6 @@ def test_tied_embeddings_are_published_once_and_untied_ones_with_their_head(tmp_
             assert ("lm_head.weight" in views) is not tied
 
 
-def test_weights_with_the_same_version_but_another_digest_have_another_cache_key(weights: WeightsPublished) -> None:
+def test_the_cache_key_depends_on_version_and_digest(weights: WeightsPublished) -> None:
     others = (replace(weights, version=8), replace(weights, digest="ab" * 16))
     assert len({build_extra_key(version) for version in (weights, *others)}) == 3

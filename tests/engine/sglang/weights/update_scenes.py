@@ -1,4 +1,4 @@
-"""Updates of a fake server by each transport, for the tests of all of them."""
+"""Updates of a fake server, for the tests of all transports."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -16,7 +16,7 @@ from tests.engine.sglang.weights.fake_weight_server import UPDATES, FakeWeightSe
 from tests.engine.tiny_models import small_model
 from tests.engine.whole_publisher import WholePublisher
 
-SMALL_BUCKET = 8 * 2**10  # bytes; the small model has several buckets
+SMALL_BUCKET = 8 * 2**10  # in bytes; the small model needs several buckets
 TRANSPORTS = tuple(UPDATES)
 PAUSE, RESUME = "/pause_generation", "/continue_generation"
 BEGIN, END = "/begin_weight_update", "/end_weight_update"
@@ -43,7 +43,7 @@ async def connected(server: FakeWeightServer, transport: WeightTransport) -> Asy
             yield client
         finally:
             await transport.close()
-            server.groups.clear()  # ends pending collectives
+            server.groups.clear()  # this ends pending collectives
 
 
 async def update(transport: WeightTransport, server: FakeWeightServer, *versions: WeightsPublished) -> None:
@@ -55,7 +55,7 @@ async def update(transport: WeightTransport, server: FakeWeightServer, *versions
 async def assert_update_breaks(
     transport: WeightTransport, server: FakeWeightServer, weights: WeightsPublished, message: str
 ) -> None:
-    """Check that an update fails and requests stay paused, so that the engine must restart its server."""
+    """Check that an update fails and requests stay paused. The engine must then restart its server."""
     with pytest.raises(EngineFailure, match=message) as failure:
         await update(transport, server, weights)
     assert not isinstance(failure.value, WeightsRefused)
