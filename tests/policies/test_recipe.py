@@ -33,7 +33,7 @@ def test_a_run_has_its_evaluations_before_and_after_its_steps() -> None:
     (effect,) = decider.decide(evaluated("start_sampled"))
     assert effect.message == msg.EvaluationRequested("start_greedy", GREEDY, 5, 0)
     messages = [e.message for e in decider.decide(evaluated("start_greedy"))]
-    assert messages == [msg.StepRequested(1, 0), msg.StepRequested(1, 0)]  # recorder and buffer
+    assert messages == [msg.StepRequested(1, 0), msg.StepRequested(1, 0)]  # to the recorder and the buffer
     assert decider.publish(1) == [msg.StepRequested(2, 1)]
     assert decider.publish(2) == [msg.EvaluationRequested("end_sampled", Sampling(), 5, 2)]
     decider.decide(evaluated("end_sampled"))
@@ -67,7 +67,7 @@ def test_a_staleness_of_two_allows_three_concurrent_steps() -> None:
 
 
 def test_a_version_counts_when_the_slowest_engine_has_loaded_it() -> None:
-    """The learner may have published later versions."""
+    """The learner can have published later versions by then."""
     decider = recipe(steps=5, questions=0, max_staleness=1)
     decider.publish(0)
     decider.decide(weights(1))
@@ -173,13 +173,13 @@ def test_unexpected_messages_are_refused(event: msg.AnyMessage) -> None:
 
 
 def record(recorder: Recorder, now: float, event: msg.AnyMessage) -> msg.MetricsRecorded:
-    """Return the metrics line of the event."""
+    """Decide the event, and return the metrics that the recorder sends."""
     (send, *_) = recorder.decide(now, event)
     assert isinstance(send.message, msg.MetricsRecorded)
     return send.message
 
 
-def test_rewards_are_averaged_with_each_component_over_the_trajectories_that_have_it() -> None:
+def test_each_component_of_a_reward_is_averaged_over_the_trajectories_that_have_it() -> None:
     recorder, counts = Recorder(steps=1), msg.StepCounts()
     for number, (reward, components) in enumerate(
         [(0.75, {"tests": 0.5, "style": 0.25}), (0.0, {}), (0.3, {"tests": 0.1, "style": 0.2}), (-0.5, {"style": -0.5})]
@@ -219,7 +219,7 @@ def test_the_phases_of_a_step_add_up_to_its_time() -> None:
 
 
 def test_overlapping_steps_are_counted_once() -> None:
-    """The collection of step 2 overlaps the training of step 1; its training overlaps the engines' load of weights."""
+    """The collection of step 2 overlaps the training of step 1; the training of step 2, the load of weights."""
     recorder = Recorder(steps=5)
     for step in (1, 2):
         recorder.decide(10.0, msg.StepRequested(step, 0))
@@ -246,7 +246,7 @@ def test_staleness_metrics_are_mean_and_maximum_over_training_tokens() -> None:
     assert compute_staleness_metrics(None) == {}
 
 
-def test_the_length_bias_is_the_mean_length_of_taken_over_started_trajectories() -> None:
+def test_the_length_bias_is_the_mean_length_of_taken_by_that_of_started_trajectories() -> None:
     recorder = Recorder(steps=5)
     measured = msg.LengthsMeasured(
         3, msg.LengthCounts(4, 40, 0), msg.LengthCounts(8, 160, 2), aborted=3, finished_late=1

@@ -74,7 +74,7 @@ def test_a_filter_may_accept_equal_rewards(plug_in: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["drop_one", "divide_by_zero"])
-def test_advantages_of_another_number_or_not_finite_are_refused(plug_in: Path, name: str) -> None:
+def test_missing_advantages_and_infinite_advantages_are_refused(plug_in: Path, name: str) -> None:
     driver = make_driver(advantage_estimator=f"{plug_in}:{name}")
     driver.request_step(1)
     with pytest.raises(UnusableInput, match=r"^rl\.advantage_estimator: .* do not fit the rewards"):

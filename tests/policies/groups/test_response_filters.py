@@ -58,7 +58,7 @@ class TestOverlongPenalty:
         assert found == pytest.approx(penalty)
         assert compute_overlong_penalty(respond(0, 1.0, [7] * tokens, ending), RlConfig(), limit=100) == 0.0
 
-    def test_advantages_include_the_penalty_which_gives_equal_rewards_a_gradient(self) -> None:
+    def test_the_penalty_gives_a_group_of_equal_rewards_a_gradient(self) -> None:
         group = [respond(number, 1.0, [7] * size) for number, size in enumerate((10, 50, 90, 100))]
         assert select(group).verdict == "rejected"
         selection = select(group, overlong_buffer_tokens=20)

@@ -1,4 +1,4 @@
-"""Health checks: each planted fault triggers its check within five steps, and no other one."""
+"""Each planted fault triggers its health check within a few steps, and no other check."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from asterism.policies.health.step_history import METRICS_READ
 from tests.policies.health.histories import EVALUATION, FAULTS, HEALTHY_STEPS, PlantedFault, plant
 
 MAX_DELAY_STEPS = 5
-MAX_SLOW_DELAY_STEPS = 15  # longest delay of a check with a longer window
+MAX_SLOW_DELAY_STEPS = 15  # longest delay of the checks with longer windows
 
 
 def list_reports(
@@ -38,7 +38,7 @@ def test_a_healthy_run_triggers_no_check() -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.check}-{fault.first_step}")
-def test_a_planted_fault_triggers_its_check_soon_and_no_other(fault: PlantedFault) -> None:
+def test_a_planted_fault_soon_triggers_its_check_and_no_other_check(fault: PlantedFault) -> None:
     reports = list_reports(plant(fault))
     assert {check for _, check, _ in reports} == {fault.check}
     is_slow = fault.check in ("length_limit", "tool_errors")
