@@ -21,11 +21,11 @@ LIMITS = {"time_limit_s": LIMIT_S}
 # State that a rerun cannot reproduce: a time, and the address of an object.
 SETUP = "import time\nt = time.time_ns()\nkept = [object()]"
 INSPECT = "t, id(kept[0]), len(kept)"
-SHARED = (  # find the memory in which the notebook's processes store the current worker
+SHARED = (  # code that finds the memory in which the notebook's processes store the current worker
     "import sys\nframe = sys._getframe()\nwhile not hasattr(frame.f_locals.get('self'), '_shared'): frame = frame.f_back\n"
     "shared = frame.f_locals['self']._shared\n"
 )
-# By name: the last lines of a cell, and the outcome.
+# By name: the last lines of a cell, and the cell's outcome.
 ENDINGS: dict[str, tuple[str, CodeOutcome | type[CodeOutcome]]] = {
     "loops": ("while True: pass", CodeTimedOut(Output("out\n", "err\n"), LIMIT_S)),
     "sleeps": ("time.sleep(60)", CodeTimedOut(Output("out\n", "err\n"), LIMIT_S)),
@@ -73,7 +73,7 @@ async def test_the_state_after_a_crashed_cell_is_exact_without_namespaces(start_
             assert await client.printed(INSPECT) == before, name
 
 
-async def test_effects_before_an_error_in_a_cell_stay(start_sandbox: StartSandbox) -> None:
+async def test_a_cell_keeps_its_effects_before_an_error(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(memory_mib=128) as client:
         await client.printed(SETUP)
         before = await client.printed("t")
@@ -161,7 +161,7 @@ async def test_processes_of_a_crashed_cell_are_killed_and_earlier_ones_continue(
     for end in ("while True: pass", "os._exit(1)"):
         outcome = (await client.cell(f"{daemon.format(name='lost')}{end}")).outcome
         assert isinstance(outcome, CodeTimedOut | CodeCrashed)
-        # The processes are killed before the answer, but may still be exiting.
+        # The processes are killed before the answer, but can still be exiting.
         for pidfd in open_pidfds(client.sandbox, "lost"):
             wait_for_end(pidfd)
         (pidfd,) = open_pidfds(client.sandbox, "before")
@@ -214,7 +214,7 @@ async def test_signals_to_a_crashed_cell_are_not_sent_to_the_next_cell(client: C
 
 
 async def test_memory_of_a_checkpoint_does_not_count_as_memory_of_the_cell(start_sandbox: StartSandbox) -> None:
-    """A cell rewrites 150 of 256 MiB, for long enough that its memory is measured."""
+    """A cell rewrites 150 of 256 MiB until the server has measured its memory."""
     async with start_sandbox(memory_mib=256) as client:
         await client.printed("import time\nx = bytearray(b'a') * (150 << 20)")
         rewrites = "until = time.monotonic() + 0.5\nwhile time.monotonic() < until:\n"
@@ -250,7 +250,7 @@ async def test_under_memory_pressure_idle_notebooks_lose_their_processes_but_no_
             monkeypatch.setattr(host, "get_excess_memory", lambda *_: 1 << 30)
         before = len(family(*client.sandbox.server_pids))
         await asyncio.gather(*[client.cell("1 + 1", 1000) for _ in range(20)])
-        # Each notebook has two processes, which exit later.
+        # Each evicted notebook has two processes, which exit a little later.
         while len(family(*client.sandbox.server_pids)) > before - 20:
             await client.printed("1 + 1", 1000)
         outputs = [await client.printed("x", number) for number in range(20)]
