@@ -1,4 +1,4 @@
-"""References to environment variables are resolved, and texts hide their values."""
+"""References to environment variables are resolved, and the values are hidden in texts."""
 
 import pytest
 

@@ -69,7 +69,7 @@ class Workshop:
 
 
 async def run_program(request: RunProgram) -> ProgramEnded:
-    """Answer in another order than that of the requests, by the number in the code."""
+    """Answer requests by the number in their code; requests with higher numbers get earlier answers."""
     if request.code.startswith("late "):
         await asyncio.sleep((50 - int(request.code.split()[1])) / 1000)
     if request.code == "fault":
@@ -99,7 +99,7 @@ async def test_a_failure_of_the_sandbox_fails_the_call_unless_the_task_handles_i
         assert await host.read("tolerate") == "caught sandbox: no container"
 
 
-async def test_run_blocking_in_an_async_function_is_an_error(tmp_path: Path) -> None:
+async def test_an_async_function_must_not_call_run_blocking(tmp_path: Path) -> None:
     async with open_host(tmp_path, CODE, "tools", run_program=run_program) as host:
         assert await host.call("run_wrongly") == EnvironmentRaised(
             "RuntimeError: run_blocking is for sync functions; an async function awaits sandbox.run(...)"
@@ -123,5 +123,5 @@ def test_a_program_with_files_finds_them_and_keeps_its_line_numbers(
     assert (tmp_path / "copy").read_bytes() == "é'\n".encode()
     with pytest.raises(ZeroDivisionError) as raised:
         exec(add_files("x = 1\n\nx / 0", {"c": ""}), {})
-    assert raised.traceback[-1].lineno == 2  # counted from 0
+    assert raised.traceback[-1].lineno == 2  # line numbers count from 0
     assert add_files("1", {}) == "1"

@@ -41,7 +41,7 @@ def make_footprint(machine: Machine, *, own_users: bool = True) -> CallFootprint
 
 
 @pytest.mark.parametrize(("cpu_s", "found", "is_too_large"), [(0.0, 3, False), (0.004, 3, False), (0.02, None, True)])
-def test_a_checkpoint_with_cpu_time_is_ordinary(cpu_s: float, found: int | None, is_too_large: bool) -> None:
+def test_a_process_that_computes_is_no_checkpoint(cpu_s: float, found: int | None, is_too_large: bool) -> None:
     footprint = make_footprint(Machine(cpu_s))
     assert footprint.find_checkpoint(NOTEBOOK) == found
     assert footprint.measure_memory(NOTEBOOK, [1, 2, 3]) == (120 * MIB, is_too_large)
