@@ -42,7 +42,7 @@ def test_without_an_evaluation_limit_each_tasks_own_limit_holds() -> None:
         assert [run.limit_evaluated_response(task) for task in run.resolved_tasks] == expected
 
 
-def test_errors_name_an_evaluation_limit_below_that_of_training_only_without_training() -> None:
+def test_errors_name_a_lower_evaluation_limit_only_if_nothing_trains() -> None:
     lower = ("evaluation.response_tokens=300",)
     assert load(*lower).sequence_keys == "dialogue.prompt_tokens + response_tokens"
     assert load(*lower, "evaluation.only=true").sequence_keys == "dialogue.prompt_tokens + evaluation.response_tokens"

@@ -151,7 +151,7 @@ class TestErrors:
         with pytest.raises(ConfigError, match=r"my\.toml: is UTF-16 text; save it as UTF-8"):
             load_run(config)
 
-    def test_paths_are_relative_to_their_file_or_in_flags_to_the_current_folder(
+    def test_paths_in_files_are_relative_to_the_file_and_paths_in_flags_to_the_current_folder(
         self, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         (tmp_path / "elsewhere").mkdir()
@@ -166,7 +166,7 @@ class TestErrors:
         with pytest.raises(ConfigError, match=r"my\.toml: cannot be read: No such file or directory"):
             load_run(config)
 
-    def test_a_folder_is_refused(self, tmp_path: Path):
+    def test_a_folder_in_place_of_a_file_is_refused(self, tmp_path: Path):
         with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
             load_run(tmp_path)
 
@@ -216,7 +216,7 @@ class TestChecksAcrossTables:
         assert 'learner.loss.correction is "none"' in message
 
 
-def test_the_lora_demo_differs_from_the_demo_only_in_adapters_and_rate() -> None:
+def test_the_lora_demo_differs_from_the_demo_only_in_adapters_and_learning_rate() -> None:
     differences = list_differences(load_run(Path("configs/tiny.toml")), load_run(Path("configs/tiny_lora.toml")))
     changed = {difference.partition(":")[0] for difference in differences}
     assert changed == {"name", "learner.lora.rank", "learner.optimizer.lr"}

@@ -31,13 +31,13 @@ OTHER_KEYS = {
     *("dialogue.renderer", "dialogue.renderer_parameters"),  # keys of a model family's own chat format
     *("dialogue.tool_call_format", "learner.optimizer.name"),  # keys with only one value
     *("sft.data", "sft.mixture", "sft.max_bad_rows"),
-    *("sft.validation", "sft.validation_share", "sft.validation_every"),  # keys of losses that are only measured
+    *("sft.validation", "sft.validation_share", "sft.validation_every"),  # keys of validation losses
     *("reward.weights", "reward.time_limit_s", "evaluation.success"),  # keys of reward functions
     *("learner.ranks", "learner.threads", "learner.memory.micro_batch_tokens"),  # keys of speed and memory
     *("learner.device", "learner.dtype", "learner.head_dtype", "learner.dp_replicate", "learner.collective_timeout_s"),
     *("learner.memory.activation_checkpointing", "learner.memory.reduce_gradients", "learner.peak_tflops"),
     *("learner.memory.offload", "learner.compile", "learner.lora.publish"),
-    *("learner.resume_from", "learner.resume_optimizer", "rl.first_problem"),  # keys that a stage of several sets
+    *("learner.resume_from", "learner.resume_optimizer", "rl.first_problem"),  # keys for runs of several stages
     "learner.loss.mismatch_limit",  # this key can end a run, but changes no update
     *("learner.checkpoints.every", "learner.checkpoints.minutes", "learner.checkpoints.keep"),
     *("learner.checkpoints.export_every", "learner.checkpoints.export_dtype"),

@@ -108,7 +108,7 @@ def test_the_last_step_follows_all_requested_steps() -> None:
         (7, 2, [msg.StepRequested(8, 7), msg.StepRequested(9, 7, is_last=True)]),
     ],
 )
-def test_a_resumed_run_restores_that_a_rule_held(
+def test_a_resumed_run_restores_the_decision_to_stop(
     resumed_at: int, max_staleness: int, expected: list[msg.AnyMessage]
 ) -> None:
     run = Run(*outcomes(RISING_THEN_FLAT)[:resumed_at], max_staleness=max_staleness)

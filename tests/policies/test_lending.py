@@ -87,7 +87,7 @@ def test_the_handover_waits_for_a_new_incarnation_of_a_sleeping_engine() -> None
     ]
 
 
-def test_a_restarted_learner_requests_memory_again_and_may_repeat_weights() -> None:
+def test_a_restarted_learner_requests_memory_again_and_can_repeat_weights() -> None:
     driver = grant_memory()
     assert driver.decide(msg.GpuMemoryRequested(2, -1)) == [
         Send(engine, msg.EngineSleepRequested(2, -1)) for engine in ENGINES

@@ -111,7 +111,7 @@ def test_a_rejoined_engine_receives_the_newest_weights_and_the_run_waits_for_it(
     assert decider.decide(loaded(1, 1, 2))
 
 
-def test_a_join_may_arrive_before_the_departure_of_the_previous_incarnation() -> None:
+def test_a_join_can_arrive_before_the_departure_of_the_previous_incarnation() -> None:
     decider = recipe(questions=0)
     decider.publish(0)
     assert [send.to for send in decider.decide(joined(1, 2))] == ["generator-1"]
@@ -121,7 +121,7 @@ def test_a_join_may_arrive_before_the_departure_of_the_previous_incarnation() ->
         decider.decide(joined(1, 1))
 
 
-def test_a_further_engine_may_join_at_any_time() -> None:
+def test_a_further_engine_can_join_at_any_time() -> None:
     decider = recipe(questions=0)
     decider.publish(0)
     assert [send.to for send in decider.decide(joined(2, 1))] == ["generator-2"]
@@ -219,7 +219,7 @@ def test_the_phases_of_a_step_add_up_to_its_time() -> None:
 
 
 def test_overlapping_steps_are_counted_once() -> None:
-    """The collection of step 2 overlaps the training of step 1; the training of step 2, the load of weights."""
+    """Step 2 is collected while step 1 is trained, and trained while the engines load weights."""
     recorder = Recorder(steps=5)
     for step in (1, 2):
         recorder.decide(10.0, msg.StepRequested(step, 0))
@@ -246,7 +246,7 @@ def test_staleness_metrics_are_mean_and_maximum_over_training_tokens() -> None:
     assert compute_staleness_metrics(None) == {}
 
 
-def test_the_length_bias_is_the_mean_length_of_taken_by_that_of_started_trajectories() -> None:
+def test_the_length_bias_compares_the_mean_lengths_of_taken_and_started_trajectories() -> None:
     recorder = Recorder(steps=5)
     measured = msg.LengthsMeasured(
         3, msg.LengthCounts(4, 40, 0), msg.LengthCounts(8, 160, 2), aborted=3, finished_late=1

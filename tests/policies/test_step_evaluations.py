@@ -58,7 +58,7 @@ def test_an_evaluation_that_ends_before_the_training_delays_nothing() -> None:
     assert driver.announce(3) == [*ENGINES]
 
 
-def test_an_engine_that_joins_during_an_evaluation_gets_its_weights() -> None:
+def test_an_engine_that_joins_during_an_evaluation_gets_the_evaluated_weights() -> None:
     driver = EvaluationDriver(first_step=2)
     driver.publish(2)
     driver.announce(3)
@@ -154,6 +154,6 @@ def test_only_sampled_evaluations_have_the_sampling_of_the_configuration(
     assert plan.build_request(plan.step_label, 2) == request_
 
 
-def test_an_evaluation_has_the_sampling_of_a_run_that_does_not_train() -> None:
+def test_an_evaluation_has_the_runs_sampling_if_the_run_does_not_train() -> None:
     run = RunConfig(name="a", sampling=TRUNCATED, rl=RlConfig(steps=0))
     assert EvaluationPlan.from_config(run).sampling == TRUNCATED

@@ -152,7 +152,7 @@ INNOCENT = "import time\nx = b'x' * (47 << 20)\nwhile time.process_time() < 0.25
 
 
 class MemoryWatch(threading.Thread):
-    """A sampler of the memory of each call, from its cgroup, or without cgroups from the processes of its name.
+    """A thread that samples the memory of each call's cgroup, or without cgroups, of the processes with its name.
 
     A sum over processes is too large while the kernel kills one process and another one grows.
     """

@@ -1,4 +1,4 @@
-"""If the interpreter is below /tmp, calls have a writable /tmp that shows nothing else of the machine's /tmp."""
+"""If the interpreter is below /tmp, calls have a writable /tmp with the interpreter and no other foreign files."""
 
 import errno
 import os
@@ -63,7 +63,7 @@ def _move(path: Path, prefix: Path) -> Path:
 
 @pytest.fixture(params=["interpreter", "packages"])
 def below_tmp(request: pytest.FixtureRequest, copied_prefix: Path, monkeypatch: pytest.MonkeyPatch) -> BelowTmp:
-    """Let fork servers use the interpreter below /tmp, or as in a virtual environment, only packages."""
+    """Let fork servers use the interpreter below /tmp, or only packages, as a virtual environment does."""
     folders = list_standard_folders()
     packages = copied_prefix / "packages"
     visible, base = packages, sys.base_prefix

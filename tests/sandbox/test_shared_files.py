@@ -122,7 +122,7 @@ os.wait()
 """
 
 
-async def test_lock_inquiries_about_own_files_get_the_answers_of_the_kernel(
+async def test_lock_queries_about_own_files_get_the_answers_of_the_kernel(
     client: Client, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("plain")

@@ -23,7 +23,7 @@ from tests.actors.runs.running import (
 from tests.processes import is_running, processes_that_name
 from tests.sglang.environment import PYTHON
 
-PATIENCE_S = 1500.0  # on two idle cores, a server starts within a minute
+PATIENCE_S = 1500.0  # a start takes a minute on two idle cores, and longer on busy ones
 _ENGINE = (
     "engine.kind=sglang",
     "engine.kv_tokens=8192",

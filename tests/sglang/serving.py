@@ -24,7 +24,7 @@ def sglang(port: int = 31_000, arguments: tuple[str, ...] = (), **changes: objec
         python=str(PYTHON),
         port=port,
         arguments=("--enable-deterministic-inference", *arguments),
-        startup_timeout_s=1700.0,  # on two idle cores, a start takes a minute
+        startup_timeout_s=1700.0,  # a start takes a minute on two idle cores
         **changes,  # pyright: ignore[reportArgumentType]
     )
 

@@ -49,7 +49,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(2 * PATI
 
 PORT = 31_330
 OPTIONS = LoraOptions(rank=3, alpha=12.0, targets=("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"))
-MAX_ERROR = 1e-4  # in float32; equal weights differ by at most 1.8e-5, and other weights by over 0.01
+MAX_ERROR = 1e-4  # in float32; errors of equal weights are up to 1.8e-5, of other weights over 0.01
 LONG = 400  # new tokens of a turn that an update interrupts
 
 

@@ -39,7 +39,7 @@ def count_logged_retractions(shared: SharedServer) -> int:
     return sum(map(int, re.findall(r"#retracted_reqs: (\d+)", shared.log.read_text())))
 
 
-def test_the_cache_fits_each_trajectory_but_not_all_of_them():
+def test_the_cache_has_room_for_each_trajectory_but_not_for_all():
     work = draw_workload(SHAPE, seed=0)
     assert find_longest(work) <= LONGEST
     assert work.demand_tokens > 2 * SCARCE_TOKENS

@@ -120,7 +120,7 @@ def get_logprobs(answer: GenerateResponse) -> list[float]:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_an_update_gives_the_checksums_of_a_start_from_these_weights(served: Served, transport: str) -> None:
+async def test_an_update_gives_the_same_checksums_as_a_start_from_these_weights(served: Served, transport: str) -> None:
     first = 10 + 2 * TRANSPORTS.index(transport)
     await served.transports[transport].update(served.client, served.publish(first, noise=0.1))
     changed = (await served.client.compute_checksums())[0].checksums
@@ -163,7 +163,7 @@ async def test_all_parameters_with_a_known_checksum_form_are_compared(served: Se
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_prompt_with_a_cache_of_old_weights_is_recomputed_in_a_pause(served: Served, transport: str) -> None:
+async def test_a_prompt_is_recomputed_if_its_cache_has_old_weights(served: Served, transport: str) -> None:
     first = 20 + 2 * TRANSPORTS.index(transport)
     old, new = served.publish(first, noise=0.1), served.publish(first + 1)
 
@@ -177,7 +177,7 @@ async def test_a_prompt_with_a_cache_of_old_weights_is_recomputed_in_a_pause(ser
         await update(client, new)
         assert not await flush_while_paused(client)
         last = [answer async for answer in running][-1]
-    # One request at a time: batching changes the rounding.
+    # Requests run one at a time, because batching changes the rounding.
     stale = await client.generate(make_request(PROMPT, build_extra_key(old)))
     fresh = await client.generate(make_request(PROMPT, build_extra_key(new)))
     assert [span.version for span in last.meta_info.weight_versions] == [str(first), str(first + 1)]

@@ -1,4 +1,4 @@
-"""The Kaplan-Meier estimator against its definition."""
+"""The Kaplan-Meier estimator agrees with its definition."""
 
 from collections.abc import Sequence
 

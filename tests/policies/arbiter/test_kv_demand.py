@@ -20,7 +20,7 @@ def add(forecast: KvDemandForecast, tid: int, tokens: int, remaining: int, limit
 
 
 def simulate_peak(sizes: list[tuple[int, int]]) -> int:
-    """Return the peak of trajectories that grow together. `sizes`: tokens and remaining tokens of each."""
+    """Return the peak demand of trajectories that grow in parallel. `sizes`: tokens and remaining tokens of each."""
     return max(
         sum(tokens + moment for tokens, remaining in sizes if remaining >= moment)
         for moment in range(max(remaining for _, remaining in sizes) + 1)
@@ -100,4 +100,4 @@ def test_wider_intervals_never_underestimate_the_demand(sizes: list[tuple[int, i
         add(forecast, tid, tokens, remaining, 640)
     need = simulate_peak([*sizes, one])
     assert not forecast.can_fit(one[0], make_curve(one[1], 640), need - 1)
-    assert forecast.can_fit(one[0], make_curve(one[1], 640), need + 10 * (len(sizes) + 1))  # one interval for each
+    assert forecast.can_fit(one[0], make_curve(one[1], 640), need + 10 * (len(sizes) + 1))  # 10: interval width

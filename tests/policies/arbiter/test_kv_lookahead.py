@@ -129,7 +129,7 @@ def test_a_lease_is_shortened_to_the_free_room() -> None:
 def test_after_a_delay_the_youngest_waiting_trajectory_is_preempted_but_never_the_oldest() -> None:
     scene = Scene(220)
     scene.request_leases(1, 2)
-    assert served(scene.request_lease(1, tokens=110)) == []  # trajectory 2 runs and may free room
+    assert served(scene.request_lease(1, tokens=110)) == []  # trajectory 2 runs and can free room
     scene.now = 0.5
     assert released(scene.request_lease(2, tokens=110)) == [2]  # no trajectory runs, so no room will become free
 

@@ -10,7 +10,7 @@ from asterism.policies.arbiter.rebalancing import Rebalancer
 from tests.policies.arbiter.leases import joined, reports
 
 LIMIT = 10_000
-TOKENS, REMAINING = 1000, 2000.0  # 2000 steps from 1000 tokens on read 4 million cached tokens
+TOKENS, REMAINING = 1000, 2000.0  # 2000 steps after 1000 tokens read 4 million cached tokens
 READS = CostCoefficients(step=1e-4, read=1e-6, prefill=1e-5)
 
 
@@ -59,7 +59,7 @@ def test_no_trajectory_migrates_if_the_target_would_finish_no_earlier() -> None:
 
 def test_no_trajectory_migrates_if_recomputation_costs_more_than_the_migration_saves() -> None:
     cluster = Cluster(10, 2)
-    assert cluster.find_target(0, tokens=5000, remaining_tokens=4.0) is None  # saves 0.02 s, costs 0.05 s
+    assert cluster.find_target(0, tokens=5000, remaining_tokens=4.0) is None  # it would save 0.02 s and cost 0.05 s
     assert cluster.find_target(0, tokens=5000, remaining_tokens=40.0) == "generator-1"
     dear = Cluster(10, 2, costs=READS._replace(prefill=1e-2))
     assert dear.find_target(0) is None

@@ -8,7 +8,7 @@ from tests.policies.arbiter.leases import request
 
 
 class Waiting:
-    """A start queue with trajectories that request, start and end; `final` is the length by group."""
+    """A start queue with trajectories that request, start and end; `final` contains the final length of each group."""
 
     def __init__(self, *, overtaken: int = 1000, completes: bool = False) -> None:
         self.ledger = Ledger()
@@ -67,7 +67,7 @@ def test_a_group_is_ranked_again_when_its_expected_length_changes() -> None:
     for group in (1, 2):
         waiting.add(group, *range(10 * group, 10 * group + 7))
     waiting.start_groups(8)
-    waiting.final = {1: 100.0, 2: 900.0}  # lengths that the first members have reached
+    waiting.final = {1: 100.0, 2: 900.0}  # final lengths, according to the first members
     waiting.new.update_rank(2)
     assert waiting.start_groups(3) == [2, 2, 2]
     assert waiting.start_groups(3) == [1, 1, 1]

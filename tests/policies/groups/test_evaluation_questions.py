@@ -24,7 +24,7 @@ def ask(run: RunConfig, counts: tuple[int, ...], label: str = "end_sampled", ver
     return EvaluationQuestions(run, counts).list_answers(EvaluationRequested(label, Sampling(), 9, version))
 
 
-def test_each_question_of_a_set_has_its_number_of_samples() -> None:
+def test_each_question_has_the_number_of_samples_of_its_set() -> None:
     answers = ask(sets(one("aime", samples=2), one("amc", questions=1)), (2, 5))
     assert [(each.problem, each.evaluation_set, each.place, each.sample) for each in answers] == [
         *((0, "aime", 0, 0), (0, "aime", 0, 1), (1, "aime", 1, 0), (1, "aime", 1, 1), (2, "amc", 0, 0))

@@ -116,7 +116,7 @@ class TestFilters:
         assert selection.dropped == {"repeated": 2}
 
     @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=40), st.integers(1, 5))
-    def test_repeats_of_an_ngram_agree_with_a_plain_loop(self, tokens: list[tuple[int, bool]], size: int) -> None:
+    def test_found_repeats_agree_with_a_plain_loop(self, tokens: list[tuple[int, bool]], size: int) -> None:
         windows = [tokens[start : start + size] for start in range(len(tokens) - size + 1)]
         counts = Counter(tuple(token for token, _ in window) for window in windows if all(made for _, made in window))
         ids, generated = (

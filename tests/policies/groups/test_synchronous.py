@@ -41,7 +41,7 @@ def test_a_recorded_synchronous_run_is_reproduced(name: str) -> None:
     deciders = {
         "buffer": GroupBuffer(run, ProblemSet.of_one_task(train), ProblemSet.of_one_task(test)),
         "recipe": Recipe(EvaluationPlan(4, 3), ("generator-0", "generator-1"), run.rl.max_staleness),
-        "recorder": Recorder(4, HealthConfig(masked_trajectories="off")),  # trajectories fail in the recordings
+        "recorder": Recorder(4, HealthConfig(masked_trajectories="off")),  # trajectories of the recordings fail
     }
     assert len(recording) > 100
     loaded, assembler = Counter[int](), BatchAssembler()
@@ -78,7 +78,7 @@ class RecordedBatch(msgspec.Struct, array_like=True):
 
 
 def without_loads(effects: Sequence[msg.Envelope]) -> list[msg.Envelope]:
-    """Remove what differs in recordings: messages about weights and groups, and the receiver of RunFinished.
+    """Remove the known differences: messages about weights and groups, and the receiver of RunFinished.
     The caller compares batches."""
     left_out = msg.WeightsLoaded | msg.WeightsSynced | msg.GroupJudged | msg.GroupAccepted | msg.BatchReady
     kept = [effect for effect in effects if not isinstance(effect.message, left_out)]

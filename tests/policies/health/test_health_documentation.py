@@ -20,7 +20,7 @@ COMMON = {"window_steps", "solved_share"}
 
 
 def read_rows() -> dict[str, list[str]]:
-    """Return the cells of each check's table row by name of the check."""
+    """Return, by check, the cells of its row in the table."""
     section = (DOCS / "health.md").read_text().partition("\n## Checks\n")[2].partition("\n## ")[0]
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("| `")

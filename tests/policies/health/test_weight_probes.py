@@ -71,7 +71,7 @@ def test_lost_versions_are_found_when_the_policy_has_moved_beyond_the_noise(
         assert first <= found[0] <= first + delay
 
 
-def test_an_engine_of_two_that_keeps_its_first_weights_is_counted() -> None:
+def test_the_only_engine_that_keeps_its_first_weights_is_counted() -> None:
     probes, metrics = WeightProbes(mismatches=[1e-6]), dict[str, float]()
     for version, (learner, stuck) in enumerate([(-1.0, -1.0), (-0.8, -1.0), (-0.6, -1.0)], 1):
         probes.add_probe(msg.WeightsProbed("generator-0", version, 1, (learner,), (learner,)), HEALTH)

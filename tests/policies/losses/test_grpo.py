@@ -1,4 +1,4 @@
-"""The losses against a reference with dense logits for every position, a Python loop over tokens, and autograd."""
+"""The losses agree with a reference: dense logits for every position, a Python loop over tokens, and autograd."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The kernels of the output head agree with float64; their products have the dtypes of the inputs."""
+"""The kernels of the output head agree with float64, for hidden states and weights of several dtypes."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""Losses, means and corrections for minibatches of any shape, against plain loops in float64."""
+"""Losses, means and corrections of minibatches of any shape agree with plain loops in float64."""
 
 from typing import Any
 

@@ -42,7 +42,7 @@ def test_each_correction_weights_masks_and_truncates(
     assert (int(correction.is_masked_N.sum()), int(correction.is_truncated_N.sum())) == (masked, truncated)
 
 
-def test_metrics_are_kl_estimates_shares_and_both_tails() -> None:
+def test_metrics_contain_kl_estimates_shares_and_both_tails() -> None:
     output = compute_mismatch_metrics(DIFFERENCES - 2, torch.full((5,), -2.0), UNCORRECTED)
     ratios = [0.1, 0.7, 1.0, 1.5, 5.0]
     means = {name: value.item() for name, value in output.token_means.items()}

@@ -1,4 +1,4 @@
-"""Each preset of an algorithm on one group, against a direct computation of the paper's equations."""
+"""Each algorithm's preset agrees on one group with a direct computation of its paper's equations."""
 
 import math
 from collections.abc import Callable

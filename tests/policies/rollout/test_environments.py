@@ -98,7 +98,7 @@ def test_a_timeout_is_a_result_for_the_model() -> None:
     assert made.rollout.trajectories[0].calls_failed == 1
 
 
-def test_a_call_of_code_and_a_call_of_the_task_accept_only_answers_of_their_kind() -> None:
+def test_code_calls_and_task_calls_accept_only_answers_of_their_own_kind() -> None:
     made = open_room()
     sends = made.say(CALL + ask("door"))
     assert isinstance(sends[0].message, msg.CodeRequested)

@@ -157,7 +157,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
         match request:
             case msg.LeaseRequested(tokens=tokens, lease=lease):
                 engine = f"generator-{luck % 2}"
-                life = self.engines[engine] - (luck < 4)  # EngineLeft may not have reached the arbiter
+                life = self.engines[engine] - (luck < 4)  # EngineLeft can still be in flight to the arbiter
                 grant = msg.LeaseGranted(tid, engine, tokens + new_tokens, lease, 1.0, "room", max(1, life))
                 self.grants[tid] = grant
                 self.delivered.append(grant)

@@ -7,7 +7,7 @@ NAMELESS = ("\\left", "\\right", "\\boxed", "\\fbox", "\\phantom")  # commands t
 
 
 def is_name(side: str) -> bool:
-    """Return whether the brackets are balanced and the text outside of brackets is like a name."""
+    """Return whether the brackets are balanced and the text outside of brackets could be a name."""
     outside, depth = "", 0
     for character in side:
         closes = character in ")]}"

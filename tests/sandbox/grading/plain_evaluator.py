@@ -28,7 +28,7 @@ class Value(NamedTuple):
 
 
 def evaluate(text: str, is_followed: bool = False) -> Value | None:
-    """Return the value of a text in a documented form. If a unit follows (`is_followed`), the form is not wrapped."""
+    """Return the value of a text in a documented form. If a unit follows (`is_followed`), the form has no frame."""
     for character, plain in CHARACTERS.items():
         text = text.replace(character, plain)
     scanner, plain = Scanner(text), ""

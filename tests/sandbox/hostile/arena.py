@@ -34,7 +34,7 @@ token = os.urandom(8).hex()
 marker = {_MARKER!r}
 open('mine', 'w').write('abc')
 """
-# Prints state that a hostile program could change in the neighbour's process or folder.
+# This code prints the state that a hostile program could change in the neighbour's process or folder.
 _ASK_NEIGHBOUR = "print(token, open('mine').read(), os.listdir(), len(os.sched_getaffinity(0)))"
 _PROGRAM = f"""
 import json, os, random, string
@@ -97,7 +97,7 @@ class Arena:
         return bool(self.client.isolation.namespaces)
 
     def meet_all(self, programs: Sequence[Hostile]) -> list[Encounter]:
-        """Run programs at the same time. If one encounter is not expected, run each program alone instead."""
+        """Run programs at the same time. After an unexpected encounter, run each program alone instead."""
         encounters = self.run(self._meet(*programs))
         if all(each.is_expected(hostile) for each, hostile in zip(encounters, programs, strict=True)):
             return encounters
@@ -125,7 +125,7 @@ class Arena:
         self.run(record())
 
     def inspect_state(self) -> tuple[list[str], dict[str, Any]]:
-        """Return (outcomes of the neighbours' calls, leftovers)."""
+        """Return (outcomes of the neighbour's calls, leftovers)."""
 
         async def inspect() -> tuple[list[str], dict[str, Any]]:
             outcomes = [await self._ask_notebook(), await self._ask_program()]

@@ -24,7 +24,7 @@ PARAMETERS = [
 ]
 
 
-# Number of concurrent programs; programs that can reach the time limit are fewer, as they use the CPUs until then.
+# Numbers of concurrent programs: fewer of those that can reach the time limit, since they use the CPUs until then.
 _AT_A_TIME, _LIMITED_AT_A_TIME = 8, 4
 
 

@@ -51,7 +51,7 @@ async def test_concurrent_hostile_programs_harm_no_neighbour(client: Client) -> 
 
 def test_concurrent_long_codes_and_inputs_do_not_kill_the_fork_server(arena: Arena, client: Client) -> None:
     arena.run(send_long_codes(client))
-    arena.record_state()  # servers keep the buffers of the first time; a leak would grow the second time
+    arena.record_state()  # servers keep the buffers of these calls; a leak would grow with the next calls
     arena.run(send_long_codes(client))
 
 

@@ -1,4 +1,4 @@
-"""Patches an unmodified SGLang server to run without CUDA.
+"""Patch an unmodified SGLang server to run without CUDA.
 
 `make sglang-environment` writes a .pth file, so that every Python process of that environment imports
 this file at its start. This file patches these modules after their import:
@@ -7,7 +7,7 @@ this file at its start. This file patches these modules after their import:
     sglang.srt.arg_groups.choices   lets --enable-deterministic-inference, which `sampling_seed` needs, use
                                     attention in plain torch with the prefix cache
     sglang.srt.batch_invariant_ops  disables that option's GPU kernels, so a token's last bits depend on its batch
-    sglang.kernels.ops.sampling.murmur_hash    provides the seeds' hash, otherwise in a separate library
+    sglang.kernels.ops.sampling.murmur_hash    provides the hash of the seeds in place of a separate library
     sglang.srt.lora.layers          leaves memory pageable, because page-locked memory needs a GPU
 """
 

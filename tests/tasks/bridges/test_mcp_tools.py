@@ -73,7 +73,7 @@ def test_structured_content_is_the_result_if_there_are_no_blocks() -> None:
     assert render(make_result({"type": "text", "text": "3"}, structured={"sum": 3})) == "3"
 
 
-def test_other_media_are_an_error_or_next_to_a_text_a_notice() -> None:
+def test_a_result_with_other_media_is_an_error_unless_it_contains_text() -> None:
     image, file = {"type": "image"}, {"type": "resource", "resource": SimpleNamespace(blob="AAAA")}
     with pytest.raises(McpToolError, match="The tool returned image, resource; only text is supported"):
         render(make_result(image, file))

@@ -56,7 +56,7 @@ def test_equal_results_are_a_hint_only_if_the_task_is_not_declared_replayable() 
     assert find_replay_problems([play("", "a")], [play("", "a")], REPLAYABLE) == []
 
 
-def test_a_tools_error_is_a_problem_except_a_value_error_or_with_generated_arguments() -> None:
+def test_a_tools_error_is_only_a_hint_for_a_value_error_or_generated_arguments() -> None:
     (finding,) = find_call_problems([with_call("raised", "KeyError: 'x'")], ENVIRONMENT, is_generated=True)
     assert (finding.status, finding.subject, finding.detail) == ("hint", "move", "move({}): KeyError: 'x'")
     assert "--turns FILE" in finding.remedy

@@ -25,7 +25,7 @@ def test_operators_numbers_and_letters_change_the_words(other: str) -> None:
     assert parse_question(other).words != parse_question("What is 3x + 1234 when x = 5?").words
 
 
-def test_symbols_equal_their_latex() -> None:
+def test_symbols_equal_their_latex_commands() -> None:
     assert (
         parse_question("2 \u00d7 3 = 6").words == parse_question("2 \\times 3 = 6").words == ["2", "*", "3", "=", "6"]
     )

@@ -87,11 +87,11 @@ ADD = "def f(a, b=1): return a + b"
         ("assert f(1) is True", "def f(_): return 1", (False, 2)),
     ],
 )  # fmt: skip
-def test_the_tests_pass_or_fail_by_the_answers(tests: str, program: str, expected: tuple[bool, int]) -> None:
+def test_the_answers_decide_whether_the_tests_pass(tests: str, program: str, expected: tuple[bool, int]) -> None:
     assert judge(tests, program) == expected
 
 
-def test_both_programs_have_the_setups_helpers_and_its_stub_is_not_the_function() -> None:
+def test_programs_and_tests_have_the_setups_helpers_but_not_its_stub() -> None:
     setup = "import math\ndef helper(n): return n + 1\ndef f(n):\n    'Add two.'"
     assert judge("assert f(1) == helper(helper(1))", "def f(n): return helper(n + math.floor(1.5))", setup) == (True, 2)
     with pytest.raises(KeyError):

@@ -1,4 +1,4 @@
-"""The cold start of the tiny task: its shares of behaviors, and its results, which equal the sandbox's."""
+"""The cold start of the tiny task has the shares of behaviors, and its results equal those of the sandbox."""
 
 import asyncio
 import json

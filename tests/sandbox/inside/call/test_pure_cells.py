@@ -68,7 +68,7 @@ def test_computations_with_numbers_and_strings_are_pure(code: str) -> None:
 
 
 @pytest.mark.parametrize("code", IMPURE)
-def test_cells_that_may_have_effects_are_impure(code: str) -> None:
+def test_cells_that_can_have_effects_are_impure(code: str) -> None:
     assert not compile_and_check(code, NAMES)
 
 
