@@ -23,7 +23,7 @@ def find_step(options: EarlyStoppingConfig, steps: list[msg.StepOutcome]) -> tup
 
 
 def test_a_plateau_of_the_reward_is_found_at_the_end_of_its_window() -> None:
-    # The window that ends at step 6 has the mean reward 0.525, and the window before it 0.45.
+    # The mean reward is 0.525 in the window that ends at step 6, and 0.45 in the previous window.
     assert find_step(PLATEAU, outcomes(RISING_THEN_FLAT)) == (
         6,
         "the reward changes by +0.0750 (early_stopping.min_reward_gain)",

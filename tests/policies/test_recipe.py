@@ -97,7 +97,7 @@ def test_the_run_does_not_wait_for_an_engine_that_has_left() -> None:
     assert msg.StepRequested(1, 0) in sent
 
 
-def test_a_rejoined_engine_receives_the_newest_weights_and_the_run_waits_for_it() -> None:
+def test_the_run_waits_until_a_rejoined_engine_has_the_newest_weights() -> None:
     decider = recipe(questions=0)
     decider.publish(0)
     decider.decide(msg.EngineLeft("generator-1", "killed", 1))

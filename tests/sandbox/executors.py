@@ -34,7 +34,7 @@ asyncio.run(main(*json.loads(sys.argv[1])))
 
 
 class Leftovers(NamedTuple):
-    """The processes, cgroups, containers and folder that an executor had when it was killed."""
+    """The processes, cgroups, containers and folder that an executor had at its death."""
 
     processes: list[int]
     cgroups: set[str]  # cgroup folders of its fork servers

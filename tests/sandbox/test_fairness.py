@@ -194,7 +194,7 @@ def read_used_mib(cgroup: Path) -> float | None:
 
 
 async def meet_greedy(client: Client, codes: Sequence[str]) -> None:
-    """Run the codes as programs and cells, with four innocent programs next to them.
+    """Run the codes as programs and cells, next to four innocent programs.
 
     Repeat a timeout twice: other programs of the machine hardly cause three in a row.
     """

@@ -88,7 +88,7 @@ def test_no_process_of_the_sandbox_outlives_its_executor() -> None:
     assert len(left.processes) >= 1 + 1 + 5 + 3  # the namespace's parent, the fork server, 5 notebooks, 3 loops
 
 
-async def test_a_sandbox_without_namespaces_runs_and_reports_them_as_missing(start_sandbox: StartSandbox) -> None:
+async def test_a_sandbox_runs_without_namespaces_and_reports_this(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(namespaces="off", time_limit_s=1.0) as client:
         assert client.isolation.namespaces == ()
         assert any(sentence.startswith("No namespaces") for sentence in client.isolation.missing)

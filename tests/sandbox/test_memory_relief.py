@@ -55,7 +55,7 @@ async def test_spare_notebooks_end_before_a_notebook_is_evicted() -> None:
     assert await Machine(needed=3).relieve() == ["spare", "notebook 1", "notebook 2"]
 
 
-async def test_no_notebook_is_evicted_if_the_spare_ones_free_enough_memory() -> None:
+async def test_no_notebook_is_evicted_if_spare_notebooks_free_enough_memory() -> None:
     assert await Machine(needed=1).relieve() == ["spare"]
 
 

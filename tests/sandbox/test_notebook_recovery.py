@@ -50,7 +50,7 @@ ENDINGS: dict[str, tuple[str, CodeOutcome | type[CodeOutcome]]] = {
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-async def test_the_state_after_a_crashed_cell_is_the_state_before_it(client: Client, name: str) -> None:
+async def test_a_crashed_cell_does_not_change_the_state(client: Client, name: str) -> None:
     code, ending = ENDINGS[name]
     dies = f"import sys\nprint('out')\nprint('err', file=sys.stderr)\nkept.append('lost')\nt = 0\n{code}"
     await client.printed(SETUP)
@@ -62,7 +62,7 @@ async def test_the_state_after_a_crashed_cell_is_the_state_before_it(client: Cli
     assert await client.printed("kept.append(1)\nlen(kept)") == "2\n"
 
 
-async def test_the_state_after_a_crashed_cell_is_exact_without_namespaces(start_sandbox: StartSandbox) -> None:
+async def test_without_namespaces_a_crashed_cell_does_not_change_the_state(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(time_limit_s=LIMIT_S, namespaces="off") as client:
         await client.printed(SETUP)
         before = await client.printed(INSPECT)
@@ -124,7 +124,7 @@ async def test_a_cell_that_kills_only_its_checkpoint_continues(client: Client) -
 
 
 async def test_cells_without_a_checkpoint_are_replayed(client: Client) -> None:
-    """Pure cells make no checkpoint; the cells before them make one."""
+    """Pure cells make no checkpoint; the cells before the pure cells make a checkpoint."""
     await client.printed(SETUP)
     before = await client.printed(INSPECT)
     await client.printed("x = 0\nwords = []")
@@ -150,7 +150,7 @@ async def test_a_long_notebook_continues_after_many_crashed_cells(client: Client
     assert await client.printed(INSPECT) == before
 
 
-async def test_processes_of_a_crashed_cell_are_killed_and_earlier_ones_continue(client: Client) -> None:
+async def test_processes_of_a_crashed_cell_are_killed_and_earlier_processes_continue(client: Client) -> None:
     daemon = (
         "import os, ctypes, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork(): os._exit(0)\n"
         "    ctypes.CDLL(None).prctl(15, b'{name}')\n    time.sleep(600)\nos.wait()\n"

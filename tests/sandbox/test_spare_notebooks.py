@@ -202,7 +202,7 @@ async def test_a_full_machine_ends_spare_notebooks_and_keeps_notebooks_in_use(
         assert is_running(kept)
 
 
-async def test_a_killed_fork_server_leaves_no_spare_notebook_and_the_next_one_forks_new_ones(
+async def test_a_killed_fork_server_leaves_no_spare_notebook_and_the_next_server_forks_new_notebooks(
     start_sandbox: StartSandbox,
 ) -> None:
     async with start_sandbox(spare_notebooks=_SPARE) as client:

@@ -108,7 +108,7 @@ def adapted(loop: asyncio.Runner, model: Path, tmp_path_factory: pytest.TempPath
 
 
 def measure_errors(model: CausalLM, asked: GenerationRequest, found: Generation) -> torch.Tensor:
-    """Return each token's error: its log probability minus that of the merged model, as an absolute value."""
+    """Return the absolute error of each token's log probability, relative to the merged model's."""
     expected = learners_logprobs(model, asked, found)
     sampled = expected.gather(1, torch.from_numpy(found.token_ids).long()[:, None])[:, 0]
     return (sampled - torch.from_numpy(found.logprobs)).abs()

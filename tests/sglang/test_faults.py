@@ -75,7 +75,7 @@ async def test_a_turn_that_times_out_keeps_its_tokens_and_is_aborted_on_the_serv
                 assert (part.finish, part.token_ids.tolist()) == ("abort", whole[:count])
                 assert 0 < count < LONG // 2
                 assert await tokens(engine, request(3)) == await tokens(engine, request(3))
-                # The server has aborted the turn, because it decoded few further steps.
+                # The few further decode steps show that the server aborted the turn.
                 assert await wait_for_idle_decode_steps(client) - before < LONG // 2
     truncations = [line for line in lines if line["event"] == "turn.truncated"]
     assert [(line["trajectory_id"], line["cause"]) for line in truncations] == [

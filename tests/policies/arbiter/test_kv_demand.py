@@ -1,4 +1,4 @@
-"""The forecast peak demand equals that of a simulation, which adds tokens to all trajectories one by one."""
+"""The forecast peak demand equals the peak of a simulation, which adds tokens to all trajectories one by one."""
 
 import numpy as np
 from hypothesis import given

@@ -38,7 +38,7 @@ class Dialogue(msgspec.Struct, frozen=True):
 
 
 class Case(msgspec.Struct, frozen=True, array_like=True):
-    """Flags of the release, and the rows that the release keeps with them."""
+    """Flags of the release, and the rows that the release keeps with these flags."""
 
     error_ratio: bool
     answer_format: bool

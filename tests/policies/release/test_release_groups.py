@@ -75,7 +75,7 @@ def test_exactly_the_documented_groups_differ_from_those_of_the_release() -> Non
 
 
 def agrees_with_batch(row: Group) -> bool:
-    """Return whether the kept rows of a batch agree; the group buffer selects them group by group."""
+    """Return whether the kept rows of a batch agree; the group buffer selects rows group by group."""
     assert row.augmentation is not None
     flags = row.augmentation.down_sampling_config
     case = Case(

@@ -24,7 +24,7 @@ PARAMETERS = [
 ]
 
 
-# Numbers of concurrent programs: fewer of those that can reach the time limit, since they use the CPUs until then.
+# Number of concurrent programs, and the smaller number of programs that use the CPUs until the time limit.
 _AT_A_TIME, _LIMITED_AT_A_TIME = 8, 4
 
 

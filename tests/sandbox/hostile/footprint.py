@@ -134,7 +134,7 @@ def _list_files(root: str) -> list[str]:
 
 
 def _list_sockets(pid: int | str) -> list[str]:
-    """Return the Unix sockets in a server's own network namespace, or in a shared one those with the name _MARK."""
+    """Return the Unix sockets in a server's own network namespace, or with a shared one, sockets named _MARK."""
     with contextlib.suppress(OSError):
         own = Path(f"/proc/{pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
         lines = [line.split() for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]]

@@ -1,6 +1,6 @@
 """Programs that the process backend cannot stop without user namespaces; `doctor` warns of each program.
 
-Landlock stops some of them; versions are ABI versions (asterism.sandbox.inside.isolation.landlock).
+Landlock stops some of these programs; versions are ABI versions (asterism.sandbox.inside.isolation.landlock).
 """
 
 from typing import NamedTuple

@@ -84,7 +84,7 @@ class TestPackages:
                     assert requirement.specifier.contains(listed[canonicalize_name(requirement.name)]), name
 
     @pytest.mark.slow
-    def test_every_package_has_hashes_and_pip_checks_them(self, tmp_path: Path):
+    def test_every_package_has_hashes_that_pip_checks(self, tmp_path: Path):
         text = (FOLDER / "image" / "requirements.txt").read_text()
         blocks = re.sub(r" \\\n +", " ", "".join(re.findall(r"^[^#].*\n", text, re.MULTILINE))).splitlines()
         assert len(blocks) == len(pins(FOLDER / "image" / "requirements.txt"))

@@ -107,7 +107,7 @@ POOL_OPTIONS = ("run_program", "processes", "python", "variables")
 
 @asynccontextmanager
 async def open_host(folder: Path, source: str, name: str, **options: Any) -> AsyncGenerator[Host]:
-    """Open a host for the object `name` of the source. `options` are those of `open_pool` or settings of the host."""
+    """Open a host for the object `name` of the source. `options` are options of `open_pool` or settings of the host."""
     (folder / "task.py").write_text(HEAD + source)
     settings = {key: value for key, value in options.items() if key not in POOL_OPTIONS}
     made = HostSettings(task="t", import_path=f"{folder}/task.py:{name}", **settings)

@@ -1,4 +1,4 @@
-"""The measured delays of the event loop include those by the task's code and exclude those by other programs."""
+"""The measured delays of the event loop include delays by the task's code, and no delays by other programs."""
 
 import asyncio
 import time

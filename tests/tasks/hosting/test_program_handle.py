@@ -93,7 +93,7 @@ async def test_each_program_has_its_own_result(tmp_path: Path) -> None:
         assert found == [f"True <{number} late {number} in>  " for number in range(50)]
 
 
-async def test_a_failure_of_the_sandbox_fails_the_call_unless_the_task_handles_it(tmp_path: Path) -> None:
+async def test_a_sandbox_failure_that_the_task_does_not_handle_fails_the_call(tmp_path: Path) -> None:
     async with open_host(tmp_path, CODE, "tools", run_program=run_program) as host:
         assert await fail(host.call("run", code="fault")) == "sandbox: no container"
         assert await host.read("tolerate") == "caught sandbox: no container"
@@ -114,9 +114,7 @@ async def test_constructors_and_methods_receive_the_handle_of_their_trajectory(t
         assert await host.score(5) == {"environment": 1.0}
 
 
-def test_a_program_with_files_finds_them_and_keeps_its_line_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_finds_its_files_and_keeps_its_line_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     copy = "import pathlib\npathlib.Path('copy').write_bytes(pathlib.Path('a/b.txt').read_bytes())"
     exec(add_files(copy, {"a/b.txt": "é'\n"}), {})

@@ -1,4 +1,4 @@
-"""The cold start of the tiny task has the shares of behaviors, and its results equal those of the sandbox."""
+"""The cold start of the tiny task has the configured behaviors, and its results equal the results of the sandbox."""
 
 import asyncio
 import json
