@@ -1,4 +1,4 @@
-"""The disk may refuse a write, and several commands may write a folder."""
+"""Writes of files and folders: errors of the disk, concurrent commands, links and access rights."""
 
 import errno
 import os
@@ -68,7 +68,7 @@ def test_commands_write_a_folder_one_after_another(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_symbolic_link_stays_when_its_folder_is_replaced(tmp_path: Path) -> None:
+def test_a_symbolic_link_is_kept_when_its_folder_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     (tmp_path / "link").symlink_to("target")
     for content in ("1", "2"):
@@ -79,7 +79,7 @@ def test_a_symbolic_link_stays_when_its_folder_is_replaced(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("link", ["summary.json", "summary.json.new"])
-def test_a_symbolic_link_is_replaced_and_its_target_stays(tmp_path: Path, link: str) -> None:
+def test_a_symbolic_link_to_a_file_is_replaced_and_its_target_unchanged(tmp_path: Path, link: str) -> None:
     outside = tmp_path / "outside"
     outside.write_text("kept")
     (tmp_path / "run").mkdir()
@@ -94,7 +94,7 @@ def test_a_symbolic_link_is_replaced_and_its_target_stays(tmp_path: Path, link: 
     assert (path.read_bytes(), path.is_symlink(), outside.read_text()) == (b"two", False, "kept")
 
 
-def test_a_private_file_is_readable_only_by_the_user_whatever_was_there(tmp_path: Path) -> None:
+def test_a_private_file_is_readable_only_by_the_user_even_if_it_replaces_a_file(tmp_path: Path) -> None:
     path, new = tmp_path / "config.toml", tmp_path / "config.toml.new"
     for each in (path, new):
         each.write_text("old")

@@ -1,4 +1,4 @@
-"""The table [dialogue] has these errors and texts."""
+"""Tests of the texts in the table [dialogue]."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from asterism.configs.schema.run_config import RunConfig
         {"answer_open": "[A]", "answer_close": "[/A]", "turn_separator": ""},
     ],
 )
-def test_texts_survive_the_resolved_configuration(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_the_resolved_configuration_keeps_texts(tmp_path: Path, changes: dict[str, Any]) -> None:
     run = RunConfig(name="a", dialogue=DialogueConfig(**changes))
     assert not run.dialogue.has_default_texts
     write_resolved(run, tmp_path / "run.toml")

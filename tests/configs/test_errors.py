@@ -1,4 +1,4 @@
-"""Sizes are formatted so that only 0 is shown as 0."""
+"""The format of sizes shows only the size 0 as 0."""
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ from asterism.configs.errors import GIB, format_bytes
         (-2 * GIB, "-2.00 GiB"),
     ],
 )
-def test_a_size_has_a_unit_with_which_it_is_not_shown_as_0(num_bytes: float, text: str) -> None:
+def test_a_size_is_shown_in_a_unit_that_fits(num_bytes: float, text: str) -> None:
     assert format_bytes(num_bytes) == text
 
 

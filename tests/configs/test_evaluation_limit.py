@@ -28,7 +28,7 @@ def load(*settings: str) -> RunConfig:
         ((TASKS, "evaluation.response_tokens=700"), 700, 1600),
     ],
 )
-def test_engines_hold_the_longest_trajectory_that_training_or_an_evaluation_can_have(
+def test_engines_have_room_for_the_longest_trajectory_of_training_and_evaluations(
     settings: tuple[str, ...], longest: int, sequence: int
 ) -> None:
     run = load(*settings)
@@ -36,13 +36,13 @@ def test_engines_hold_the_longest_trajectory_that_training_or_an_evaluation_can_
     assert (run.response_tokens, run.trained_sequence_tokens) == (400, 950 if TASKS in settings else 500)
 
 
-def test_evaluations_without_a_limit_have_the_limit_of_each_task() -> None:
+def test_without_an_evaluation_limit_each_tasks_own_limit_holds() -> None:
     for settings, expected in (((), [50, 400]), (("evaluation.response_tokens=700",), [700, 700])):
         run = load(TASKS, *settings)
         assert [run.limit_evaluated_response(task) for task in run.resolved_tasks] == expected
 
 
-def test_a_limit_below_the_limit_of_training_is_named_only_if_nothing_trains() -> None:
+def test_errors_name_a_lower_evaluation_limit_only_if_nothing_trains() -> None:
     lower = ("evaluation.response_tokens=300",)
     assert load(*lower).sequence_keys == "dialogue.prompt_tokens + response_tokens"
     assert load(*lower, "evaluation.only=true").sequence_keys == "dialogue.prompt_tokens + evaluation.response_tokens"

@@ -63,8 +63,8 @@ def test_only_the_chosen_names_are_read(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_flip_in_the_manifest_is_noticed_or_without_effect(folder: Path) -> None:
-    """A changed name in the manifest is the name of a missing file."""
+def test_a_flipped_bit_in_the_manifest_is_reported_or_has_no_effect(folder: Path) -> None:
+    """If a flip changes a file's name in the manifest, the file is reported as missing."""
     path = folder / MANIFEST_NAME
     original, manifest = path.read_bytes(), read_manifest(folder)
     chosen = random.Random(0)

@@ -1,4 +1,4 @@
-"""Import paths name objects, and wrong paths have clear errors."""
+"""Import paths name objects, and the error for a wrong path names its key."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def test_a_module_is_found_in_the_current_folder(tmp_path: Path, monkeypatch: py
         ("{folder}/torn.py:give", "cannot be imported: SyntaxError"),
     ],
 )
-def test_a_wrong_path_is_named_with_its_key(tmp_path: Path, spec: str, problem: str) -> None:
+def test_the_error_for_a_wrong_path_names_its_key(tmp_path: Path, spec: str, problem: str) -> None:
     write(tmp_path / "good.py", "def give(): ...\n")
     write(tmp_path / "needs.py", "import package_nobody_has\n")
     write(tmp_path / "broken.py", "raise ValueError('boom')\n")
@@ -61,7 +61,7 @@ def test_a_wrong_path_is_named_with_its_key(tmp_path: Path, spec: str, problem: 
     assert problem in str(raised.value)
 
 
-def test_files_are_relative_to_the_configuration_and_modules_are_not(tmp_path: Path) -> None:
+def test_only_file_paths_are_relative_to_the_configuration(tmp_path: Path) -> None:
     toml = tmp_path / "run.toml"
     toml.write_text(
         'name = "some"\n[reward.functions]\na = "rewards.py:give"\nb = "package.rewards:give"\nc = "math"\n'

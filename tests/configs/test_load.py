@@ -26,7 +26,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def load_error(config: Path, text: str, *overrides: str) -> str:
-    """Return the error message for `text`, without the folder of the test."""
+    """Return the error message for a file with `text`; the path of the test's folder is removed."""
     config.write_text(text)
     with pytest.raises(ConfigError) as caught:
         load_run(config, overrides)
@@ -39,7 +39,7 @@ def load(config: Path, text: str, *overrides: str) -> RunConfig:
 
 
 class TestLayers:
-    def test_a_missing_key_has_the_schemas_default(self, config: Path):
+    def test_a_missing_key_has_the_default_of_the_schema(self, config: Path):
         assert load(config, 'name = "a"\n[rl]\nsteps = 7') == RunConfig(name="a", rl=RlConfig(steps=7))
 
     def test_overrides_take_precedence_over_the_file_and_later_overrides_over_earlier_ones(self, config: Path):
@@ -98,13 +98,13 @@ class TestLayers:
 
         names = {path.stem for path in PRESETS_FOLDER.glob("*.toml")}
         unchanged = {name for name in names if load(config, 'name = "a"', f"preset={name}") == RunConfig(name="a")}
-        assert unchanged == {"grpo_roc"}  # this preset has the defaults
+        assert unchanged == {"grpo_roc"}  # the values of this preset are the defaults
 
     def test_every_shipped_configuration_loads(self):
         for path in Path("configs").glob("*.toml"):
             assert load_run(path).name
 
-    def test_the_mixture_of_the_report_has_its_numbers_of_dialogues_by_kind(self):
+    def test_the_mixture_has_the_reports_number_of_dialogues_of_each_kind(self):
         weights = {each.name: each.weight for each in load_run(Path("configs/rstar2_cold_start.toml")).sft.mixture}
         calls = [weights[name] for name in ("toolace", "apigen_mt", "glaive", "code")]
         assert (sum(calls), weights["instructions"], weights["chat"]) == (165, 30, 27)
@@ -119,12 +119,12 @@ class TestErrors:
         assert run.evaluation_sampling == replace(run.sampling, **{key: json.loads(value)})
         assert load(config, 'name = "a"', f"sampling.{key}={value}", "rl.steps=0").rl.steps == 0
 
-    def test_an_evaluation_set_has_by_default_the_questions_of_the_table_and_the_first_task(self, config: Path):
+    def test_an_evaluation_set_inherits_the_number_of_questions_and_the_first_task(self, config: Path):
         text = 'name = "a"\n[[evaluation.sets]]\nname = "t"\ndata = "rows.jsonl"'
         (found,) = load(config, text, "evaluation.questions=7").resolved_evaluation_sets
         assert (found.name, found.data, found.task, found.questions) == ("t", str(config.parent / "rows.jsonl"), "", 7)
 
-    def test_queues_hold_all_answers_of_an_evaluation_and_a_set_has_its_own_interval(self, config: Path):
+    def test_queues_have_room_for_an_evaluation_and_a_set_has_its_own_interval(self, config: Path):
         text = 'name = "a"\n[[evaluation.sets]]\nname = "t"\ndata = "rows.jsonl"\nsamples = 64\nevery = 5'
         run = load(config, text, "bus.queue_messages=196608")
         assert (run.evaluation.intervals, run.num_weight_versions) == ((5,), 2)
@@ -151,7 +151,7 @@ class TestErrors:
         with pytest.raises(ConfigError, match=r"my\.toml: is UTF-16 text; save it as UTF-8"):
             load_run(config)
 
-    def test_paths_in_a_file_are_relative_to_it_and_paths_in_flags_to_the_current_folder(
+    def test_paths_in_files_are_relative_to_the_file_and_paths_in_flags_to_the_current_folder(
         self, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         (tmp_path / "elsewhere").mkdir()
@@ -166,7 +166,7 @@ class TestErrors:
         with pytest.raises(ConfigError, match=r"my\.toml: cannot be read: No such file or directory"):
             load_run(config)
 
-    def test_a_folder_is_refused(self, tmp_path: Path):
+    def test_a_folder_in_place_of_a_file_is_refused(self, tmp_path: Path):
         with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
             load_run(tmp_path)
 
@@ -184,7 +184,7 @@ class TestChecksAcrossTables:
             *((setting, "rl.prompts=8") for setting in DEPENDS_ON_TIMING),
         ],
     )
-    def test_settings_that_agree_are_accepted(self, config: Path, settings: tuple[str, ...]):
+    def test_compatible_settings_are_accepted(self, config: Path, settings: tuple[str, ...]):
         assert load(config, 'name = "a"', *settings) != load(config, 'name = "a"')
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -203,7 +203,7 @@ class TestChecksAcrossTables:
             assert "recomputed" in load_error(config, 'name = "a"', *settings)
             return
         assert load(config, 'name = "a"', *settings).rl.max_staleness == 0
-        # In float32, "auto" takes the engine's log probabilities unless a correction needs others.
+        # In float32, "auto" means the engine's log probabilities, unless a correction needs recomputed ones.
         is_engine = old_logprobs == "engine" or (
             old_logprobs == "auto" and dtype == "float32" and correction in ("auto", "none")
         )
@@ -216,7 +216,7 @@ class TestChecksAcrossTables:
         assert 'learner.loss.correction is "none"' in message
 
 
-def test_the_lora_demo_differs_from_the_demo_only_in_adapters_and_rate() -> None:
+def test_the_lora_demo_differs_from_the_demo_only_in_adapters_and_learning_rate() -> None:
     differences = list_differences(load_run(Path("configs/tiny.toml")), load_run(Path("configs/tiny_lora.toml")))
     changed = {difference.partition(":")[0] for difference in differences}
     assert changed == {"name", "learner.lora.rank", "learner.optimizer.lr"}

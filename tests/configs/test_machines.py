@@ -34,7 +34,7 @@ OTHER_RUNS = [
 
 
 @pytest.mark.parametrize(("settings", "needed"), OTHER_RUNS)
-def test_shared_weights_without_an_engine_on_the_learners_gpu_are_refused_with_the_setting_that_they_need(
+def test_shared_weights_without_an_engine_on_the_learners_gpu_are_refused_with_the_remedy(
     settings: Sequence[str], needed: str
 ) -> None:
     with pytest.raises(UnusableInput) as refusal:
@@ -50,7 +50,7 @@ def test_all_settings_that_shared_weights_need_are_named_at_once() -> None:
 
 
 @pytest.mark.parametrize("settings", [settings for settings, _ in OTHER_RUNS])
-def test_other_runs_load_with_the_default_and_share_nothing(settings: Sequence[str]) -> None:
+def test_runs_that_cannot_share_weights_load_with_the_default(settings: Sequence[str]) -> None:
     run = load(*settings)
     assert run.engine.share_gpu_weights == "auto"
     assert not shares_gpu_weights(run)
@@ -65,11 +65,11 @@ def test_other_runs_load_with_the_default_and_share_nothing(settings: Sequence[s
         (["engine.share_gpu_weights=false"], False),
     ],
 )
-def test_a_run_with_an_engine_on_the_gpu_of_a_single_rank_shares_weights_unless_sharing_is_off(
+def test_weights_are_shared_with_an_engine_on_the_single_ranks_gpu_unless_sharing_is_off(
     settings: Sequence[str], is_shared: bool
 ) -> None:
     assert shares_gpu_weights(load(*settings)) is is_shared
 
 
-def test_an_evaluation_of_a_run_with_shared_weights_may_use_other_engines() -> None:
+def test_an_evaluation_of_a_run_with_shared_weights_can_use_other_engines() -> None:
     assert load(SHARED, "engine.kind=sglang", "evaluation.only=true").engine.share_gpu_weights is True

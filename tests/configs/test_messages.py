@@ -8,7 +8,7 @@ from tests.golden_messages import check_golden_messages
 
 
 def test_each_mistake_is_refused_with_its_key_and_the_remedy(tmp_path: Path) -> None:
-    """An input is the text of the file, and options. The file has the name "a" unless its text gives a name."""
+    """An input is the text of a file, then options. `name = "a"` is added if the text has no name."""
     file = tmp_path / "my.toml"
 
     def load(case: str) -> None:

@@ -28,7 +28,7 @@ def contains_number(annotation: object) -> bool:
 
 
 def find_bounds(key: str) -> tuple[type, float, float]:
-    """Return the type, the smallest and the largest value; an exclusive bound counts as well."""
+    """Return the key's type and its lower and upper bound; an exclusive bound counts as a bound, too."""
     annotation = find_annotation(RunConfig, key.split("."))
     if get_origin(annotation) in (tuple, dict):
         annotation = get_args(annotation)[-1 if get_origin(annotation) is dict else 0]

@@ -26,19 +26,19 @@ SECTIONS: dict[str, type[Section]] = {
     **{"dialogue": DialogueConfig, "sampling": Sampling, "sft": SftConfig, "rl": RlConfig, "reward": RewardConfig},
     **{"roc": RocConfig, "learner": LearnerConfig, "evaluation": EvaluationConfig},
 }
-# These keys do not change the mathematics of training, or have no counterpart in report and release.
+# These keys do not change the mathematics of training, or neither report nor release has such a key.
 OTHER_KEYS = {
     *("dialogue.renderer", "dialogue.renderer_parameters"),  # keys of a model family's own chat format
-    *("dialogue.tool_call_format", "learner.optimizer.name"),  # have one value
+    *("dialogue.tool_call_format", "learner.optimizer.name"),  # keys with only one value
     *("sft.data", "sft.mixture", "sft.max_bad_rows"),
-    *("sft.validation", "sft.validation_share", "sft.validation_every"),  # keys of measured losses only
+    *("sft.validation", "sft.validation_share", "sft.validation_every"),  # keys of validation losses
     *("reward.weights", "reward.time_limit_s", "evaluation.success"),  # keys of reward functions
     *("learner.ranks", "learner.threads", "learner.memory.micro_batch_tokens"),  # keys of speed and memory
     *("learner.device", "learner.dtype", "learner.head_dtype", "learner.dp_replicate", "learner.collective_timeout_s"),
     *("learner.memory.activation_checkpointing", "learner.memory.reduce_gradients", "learner.peak_tflops"),
     *("learner.memory.offload", "learner.compile", "learner.lora.publish"),
-    *("learner.resume_from", "learner.resume_optimizer", "rl.first_problem"),  # keys of a stage
-    "learner.loss.mismatch_limit",  # a key that ends a run, and changes no update
+    *("learner.resume_from", "learner.resume_optimizer", "rl.first_problem"),  # keys for runs of several stages
+    "learner.loss.mismatch_limit",  # this key can end a run, but changes no update
     *("learner.checkpoints.every", "learner.checkpoints.minutes", "learner.checkpoints.keep"),
     *("learner.checkpoints.export_every", "learner.checkpoints.export_dtype"),
     *("evaluation.questions", "evaluation.during", "evaluation.keep_best", "evaluation.sets", "evaluation.only"),
@@ -47,7 +47,7 @@ OTHER_KEYS = {
 
 
 class Row(msgspec.Struct, frozen=True):
-    """The cells of a table's row, as text."""
+    """The texts of the cells in one row of a table."""
 
     report: str
     release: str
@@ -57,7 +57,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def parse_page(text: str) -> dict[str, Row]:
-    """Return each row by the key's full path. Raises AssertionError for tables of another form."""
+    """Return the rows by the full path of their key. Raises AssertionError for a table of another form."""
     rows: dict[str, Row] = {}
     section = ""
     for line in text.splitlines():
@@ -81,7 +81,7 @@ def rows() -> dict[str, Row]:
 
 
 def parse_value(key: str, cell: str) -> object:
-    """Return the value in code at the start of a cell, as the schema reads it."""
+    """Return the value that begins a cell, converted to the key's type in the schema."""
     code = re.match("`(.+?)`", cell)
     assert code, f"{key}: no value in code: {cell}"
     return msgspec.convert(tomllib.loads(f"value = {code[1]}")["value"], find_annotation(RunConfig, key.split(".")))
@@ -145,7 +145,7 @@ def test_every_key_of_the_preset_has_a_row() -> None:
     assert PRESET_KEYS - set(rows()) == set()
 
 
-def test_every_key_of_the_algorithm_has_a_row_or_is_listed_as_another_key() -> None:
+def test_every_key_of_the_algorithm_has_a_row_or_is_in_other_keys() -> None:
     keys = {key for name, section in SECTIONS.items() for key in list_section_keys(section, f"{name}.")}
     assert keys - set(rows()) - OTHER_KEYS == set(), "add a row to docs/recipe-differences.md"
     assert OTHER_KEYS - keys == set()

@@ -1,4 +1,4 @@
-"""The resolved configuration of a run is a file; the differences of two runs are lines."""
+"""A run writes its resolved configuration to a file; the differences of two runs are lines of text."""
 
 import tomllib
 from pathlib import Path
@@ -45,7 +45,7 @@ RUNS = st.builds(
 class TestResolved:
     @pytest.mark.slow
     @given(run=RUNS)
-    def test_a_written_configuration_loads_as_the_same(self, tmp_path_factory: pytest.TempPathFactory, run: RunConfig):
+    def test_loading_restores_a_written_configuration(self, tmp_path_factory: pytest.TempPathFactory, run: RunConfig):
         path = tmp_path_factory.getbasetemp() / "resolved.toml"
         write_resolved(run, path)
         assert load_run(path) == run
@@ -54,7 +54,7 @@ class TestResolved:
         path = tmp_path / "resolved.toml"
         run = RunConfig(name="a", prepare=PREPARE, evaluation=EvaluationConfig(sampling=Sampling()))
         write_resolved(run, path)
-        everything = msgspec.json.decode(msgspec.json.encode(run))  # tuples become lists, as in TOML
+        everything = msgspec.json.decode(msgspec.json.encode(run))  # JSON turns tuples into lists, like TOML
         assert tomllib.loads(path.read_text()) == everything
 
 
@@ -68,7 +68,7 @@ class TestDifferences:
             "learner.optimizer.betas: [0.9, 0.95] -> [0.5, 0.6]",
         ]
 
-    def test_a_table_that_only_one_run_has_is_one_line(self):
+    def test_a_table_of_only_one_run_is_one_line(self):
         assert list_differences(RunConfig(name="a"), RunConfig(name="a", prepare=PREPARE)) == [
             "prepare: nothing -> a table"
         ]
@@ -79,9 +79,7 @@ class TestDifferences:
         assert list_differences(a, b) == ["sft.mixture: order a, b -> b, a"]
 
     @given(a=RUNS, b=RUNS)
-    def test_a_run_can_be_resumed_only_with_the_same_configuration_except_cluster_and_health(
-        self, a: RunConfig, b: RunConfig
-    ):
+    def test_only_cluster_and_health_can_differ_in_a_resumed_run(self, a: RunConfig, b: RunConfig):
         moved = msgspec.structs.replace(a, cluster=b.cluster, health=b.health)
         assert list_resume_conflicts(a, moved) == []
         assert list_resume_conflicts(a, b) == [

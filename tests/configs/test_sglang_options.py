@@ -15,7 +15,7 @@ def load(*overrides: str) -> RunConfig:
     return load_run(None, [*BASE, *overrides])
 
 
-def test_the_environment_is_a_table_with_arbitrary_keys(tmp_path: Path):
+def test_the_environment_table_can_have_any_keys(tmp_path: Path):
     (tmp_path / "my.toml").write_text('name = "a"\n[sglang.environment]\nCUDA_VISIBLE_DEVICES = "0"\nA = "x"\n')
     run = load_run(tmp_path / "my.toml", ["sglang.environment.A=y"])
     assert run.sglang.environment == {"CUDA_VISIBLE_DEVICES": "0", "A": "y"}
@@ -47,7 +47,7 @@ NCCL = ("sglang.weights=group", "sglang.group_backend=nccl")
         ('sglang.external_urls=["http://gpu7:30000"]',),
         ("sglang.port=65526",),
         (*NCCL, "engine.device=cuda"),
-        ("sglang.group_backend=nccl",),  # unused without weights = "group"
+        ("sglang.group_backend=nccl",),  # this key has no effect without weights = "group"
         ("engine.kv_tokens=0",),
         ("engine.kv_tokens=9232",),
         ("engine.kv_tokens=18464", "sglang.data_parallel=2"),
@@ -61,5 +61,5 @@ NCCL = ("sglang.weights=group", "sglang.group_backend=nccl")
         ("learner.memory.offload=optimizer", "sft.steps=0", "sft.optimizer=muon"),
     ],
 )
-def test_settings_that_agree_are_accepted(overrides: tuple[str, ...]):
+def test_compatible_settings_are_accepted(overrides: tuple[str, ...]):
     load(*overrides)

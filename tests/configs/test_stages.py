@@ -1,4 +1,4 @@
-"""[[stages]] of a configuration file: keys of a stage and keys of a run."""
+"""The table [[stages]] of a configuration file: keys of one stage and keys of the run."""
 
 from pathlib import Path
 
@@ -31,14 +31,14 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_stage_has_the_keys_of_the_run_and_its_own(config: Path) -> None:
+def test_a_stage_has_its_own_keys_and_those_of_the_run(config: Path) -> None:
     (short, first), (long, second) = load_stages(config)
     assert (short.name, short.problems, short.optimizer, short.problem_order) == ("short", "all", "keep", "continue")
     assert (long.name, long.problems, long.optimizer) == ("long", "unsolved", "reset")
     assert (first.learner.optimizer.lr, second.learner.optimizer.lr) == (1e-4, 2e-4)
     assert (first.rl.steps, second.rl.steps, second.dialogue.response_tokens) == (9, 9, 4096)
     assert second.dialogue.max_turns == 15
-    assert second.data.test == str(config.parent / "hard.jsonl")  # relative to the file
+    assert second.data.test == str(config.parent / "hard.jsonl")  # the path is relative to the configuration file
 
 
 def test_overrides_apply_to_all_stages_or_to_one(config: Path) -> None:

@@ -1,4 +1,4 @@
-"""evaluation.success: its forms and its effects."""
+"""The key evaluation.success: its forms and its effects."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def test_a_component_without_a_limit_must_be_complete() -> None:
     assert [rule.is_met(9.0, {"correct": value}) for value in (0.0, 0.25, 0.99, 1.0, 2.0)] == [False] * 3 + [True] * 2
 
 
-def test_a_trajectory_without_the_component_is_no_success() -> None:
+def test_a_trajectory_without_the_component_does_not_succeed() -> None:
     assert not parse_success("correct >= -5").is_met(1.0, {"format": 1.0})
 
 
@@ -46,15 +46,15 @@ def test_the_default_is_a_reward_above_the_limit(reward: float, limit: float) ->
     assert SuccessRule(limit=limit).is_met(reward, {}) == (reward > limit)
 
 
-def test_without_the_key_the_limit_of_roc_decides(tmp_path: Path) -> None:
+def test_without_the_key_roc_positive_above_is_the_limit(tmp_path: Path) -> None:
     assert load(tmp_path).success == SuccessRule()
     assert load(tmp_path, "roc.positive_above=0.5").success == SuccessRule(limit=0.5)
 
 
-def test_the_key_decides_on_evaluations_and_positives(tmp_path: Path) -> None:
+def test_the_key_sets_the_success_rule(tmp_path: Path) -> None:
     assert load(tmp_path, "evaluation.success=math").success == SuccessRule("math", ">=", 1.0)
     assert load(tmp_path, "evaluation.success=format.words > 3").success == SuccessRule("format.words", ">", 3.0)
 
 
-def test_the_component_of_the_grader_is_known_without_functions() -> None:
+def test_the_component_of_the_grader_needs_no_reward_functions() -> None:
     assert load_run(None, ["name=r", "evaluation.success=correct"]).success.name == "correct"

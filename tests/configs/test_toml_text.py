@@ -21,7 +21,7 @@ def test_a_table_is_read_back_unchanged(table: dict[str, Any]) -> None:
     assert tomllib.loads(encode_table(table)) == table
 
 
-def test_the_keys_of_a_table_come_before_its_tables() -> None:
+def test_the_values_of_a_table_precede_its_subtables() -> None:
     table = {"inner": {"tasks": [{"name": "a"}, {"name": "b"}]}, "seed": 1, "path with spaces": "x\x7f\n"}
     assert encode_table(table) == (
         'seed = 1\n"path with spaces" = "x\\u007f\\n"\n\n[inner]\n\n[[inner.tasks]]\nname = "a"\n\n'
@@ -35,6 +35,6 @@ def test_numbers_keep_their_type() -> None:
     ]
 
 
-def test_a_value_without_a_form_in_toml_is_refused() -> None:
+def test_a_value_that_toml_cannot_express_is_refused() -> None:
     with pytest.raises(TypeError, match="TOML has no NoneType"):
         encode_table({"key": [None]})

@@ -37,7 +37,7 @@ class RecipeDriver:
         self.decide(started)
 
     def decide(self, *events: msg.AnyMessage) -> list[Send]:
-        """Return the effects of the last event."""
+        """Decide the events, and return the effects of the last one."""
         return [list(self.recipe.decide(0.0, event)) for event in events][-1]
 
     def load(self, version: int) -> list[msg.AnyMessage]:

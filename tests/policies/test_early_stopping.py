@@ -1,4 +1,4 @@
-"""The rules of early stopping, and a run that ends with one of them."""
+"""The rules of early stopping, and runs that end because a rule holds."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def find_step(options: EarlyStoppingConfig, steps: list[msg.StepOutcome]) -> tup
 
 
 def test_a_plateau_of_the_reward_is_found_at_the_end_of_its_window() -> None:
-    # The window that ends at step 6 has the mean reward 0.525, and the window before it 0.45.
+    # The mean reward is 0.525 in the window that ends at step 6, and 0.45 in the previous window.
     assert find_step(PLATEAU, outcomes(RISING_THEN_FLAT)) == (
         6,
         "the reward changes by +0.0750 (early_stopping.min_reward_gain)",
@@ -49,7 +49,7 @@ def test_an_outcome_has_means_over_the_finished_trajectories() -> None:
 
 
 class Run(RecipeDriver):
-    """A recipe with a rule, and steps with given rewards."""
+    """A driver of a recipe with a stopping rule; its steps have given rewards."""
 
     def __init__(self, *earlier: msg.StepOutcome, max_staleness: int = 0, questions: int = 0, steps: int = 20) -> None:
         started = msg.RunStarted(len(earlier), msg.BufferCursor(), earlier_steps=earlier)
@@ -61,7 +61,7 @@ class Run(RecipeDriver):
 
 
 def train_until_a_rule_holds(run: Run) -> int:
-    """Train, and return the step after which a rule holds."""
+    """Train until a rule holds, and return the number of the last trained step."""
     for step, reward in enumerate(RISING_THEN_FLAT, 1):
         if run.collect(step, reward):
             return step
@@ -74,11 +74,11 @@ def test_the_step_after_the_rule_is_the_last() -> None:
     run.publish(0)
     assert train_until_a_rule_holds(run) == 6
     assert run.publish(6) == [msg.StepRequested(7, 6, is_last=True)]
-    assert run.collect(7, 0.9) == []  # a run has one such decision
+    assert run.collect(7, 0.9) == []  # a run decides only once to stop
     assert run.publish(7) == [msg.RunFinished(7)]
 
 
-def test_the_launcher_receives_rule_and_last_step() -> None:
+def test_the_launcher_receives_the_rule_and_the_last_step() -> None:
     run = Run()
     run.publish(0)
     for step, reward in enumerate(RISING_THEN_FLAT[:5], 1):
@@ -108,7 +108,7 @@ def test_the_last_step_follows_all_requested_steps() -> None:
         (7, 2, [msg.StepRequested(8, 7), msg.StepRequested(9, 7, is_last=True)]),
     ],
 )
-def test_a_resumed_run_restores_that_a_rule_held(
+def test_a_resumed_run_restores_the_decision_to_stop(
     resumed_at: int, max_staleness: int, expected: list[msg.AnyMessage]
 ) -> None:
     run = Run(*outcomes(RISING_THEN_FLAT)[:resumed_at], max_staleness=max_staleness)
@@ -125,5 +125,5 @@ def test_a_run_that_stops_early_is_evaluated_at_its_end() -> None:
     assert run.publish(7) == [msg.EvaluationRequested("end_sampled", Sampling(), 1, 7)]
 
 
-def test_a_batch_in_an_earlier_format_of_the_message_is_not_the_last() -> None:
+def test_a_batch_message_of_an_earlier_format_is_not_the_last_batch() -> None:
     assert msg.BatchReady(3, ()).is_last is False

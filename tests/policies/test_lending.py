@@ -87,12 +87,12 @@ def test_the_handover_waits_for_a_new_incarnation_of_a_sleeping_engine() -> None
     ]
 
 
-def test_a_restarted_learner_requests_memory_again_and_may_repeat_weights() -> None:
+def test_a_restarted_learner_requests_memory_again_and_can_repeat_weights() -> None:
     driver = grant_memory()
     assert driver.decide(msg.GpuMemoryRequested(2, -1)) == [
         Send(engine, msg.EngineSleepRequested(2, -1)) for engine in ENGINES
     ]
-    for engine in ENGINES:  # a late answer to the first incarnation's request
+    for engine in ENGINES:  # a late answer to the request of the learner's first incarnation
         with pytest.raises(msg.ProtocolError):
             driver.decide(make_asleep(engine, -1))
     effects = driver.decide(*(make_asleep(engine, -1, learner=2) for engine in ENGINES))
@@ -106,7 +106,7 @@ def test_older_weights_do_not_end_the_handover() -> None:
     assert driver.decide(weights(1)) == [Send(engine, weights(1, incarnation=1)) for engine in ENGINES]
 
 
-def test_weights_do_not_end_a_handover_that_is_not_granted() -> None:
+def test_weights_do_not_end_a_handover_before_the_memory_is_granted() -> None:
     driver = start_recipe()
     assert driver.decide(msg.GpuMemoryRequested(1, -1), weights(0)) == []
 

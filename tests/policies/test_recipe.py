@@ -33,7 +33,7 @@ def test_a_run_has_its_evaluations_before_and_after_its_steps() -> None:
     (effect,) = decider.decide(evaluated("start_sampled"))
     assert effect.message == msg.EvaluationRequested("start_greedy", GREEDY, 5, 0)
     messages = [e.message for e in decider.decide(evaluated("start_greedy"))]
-    assert messages == [msg.StepRequested(1, 0), msg.StepRequested(1, 0)]  # recorder and buffer
+    assert messages == [msg.StepRequested(1, 0), msg.StepRequested(1, 0)]  # to the recorder and the buffer
     assert decider.publish(1) == [msg.StepRequested(2, 1)]
     assert decider.publish(2) == [msg.EvaluationRequested("end_sampled", Sampling(), 5, 2)]
     decider.decide(evaluated("end_sampled"))
@@ -67,7 +67,7 @@ def test_a_staleness_of_two_allows_three_concurrent_steps() -> None:
 
 
 def test_a_version_counts_when_the_slowest_engine_has_loaded_it() -> None:
-    """The learner may have published later versions."""
+    """The learner can have published later versions by then."""
     decider = recipe(steps=5, questions=0, max_staleness=1)
     decider.publish(0)
     decider.decide(weights(1))
@@ -97,7 +97,7 @@ def test_the_run_does_not_wait_for_an_engine_that_has_left() -> None:
     assert msg.StepRequested(1, 0) in sent
 
 
-def test_a_rejoined_engine_receives_the_newest_weights_and_the_run_waits_for_it() -> None:
+def test_the_run_waits_until_a_rejoined_engine_has_the_newest_weights() -> None:
     decider = recipe(questions=0)
     decider.publish(0)
     decider.decide(msg.EngineLeft("generator-1", "killed", 1))
@@ -111,7 +111,7 @@ def test_a_rejoined_engine_receives_the_newest_weights_and_the_run_waits_for_it(
     assert decider.decide(loaded(1, 1, 2))
 
 
-def test_a_join_may_arrive_before_the_departure_of_the_previous_incarnation() -> None:
+def test_a_join_can_arrive_before_the_departure_of_the_previous_incarnation() -> None:
     decider = recipe(questions=0)
     decider.publish(0)
     assert [send.to for send in decider.decide(joined(1, 2))] == ["generator-1"]
@@ -121,7 +121,7 @@ def test_a_join_may_arrive_before_the_departure_of_the_previous_incarnation() ->
         decider.decide(joined(1, 1))
 
 
-def test_a_further_engine_may_join_at_any_time() -> None:
+def test_a_further_engine_can_join_at_any_time() -> None:
     decider = recipe(questions=0)
     decider.publish(0)
     assert [send.to for send in decider.decide(joined(2, 1))] == ["generator-2"]
@@ -173,13 +173,13 @@ def test_unexpected_messages_are_refused(event: msg.AnyMessage) -> None:
 
 
 def record(recorder: Recorder, now: float, event: msg.AnyMessage) -> msg.MetricsRecorded:
-    """Return the metrics line of the event."""
+    """Decide the event, and return the metrics that the recorder sends."""
     (send, *_) = recorder.decide(now, event)
     assert isinstance(send.message, msg.MetricsRecorded)
     return send.message
 
 
-def test_rewards_are_averaged_with_each_component_over_the_trajectories_that_have_it() -> None:
+def test_each_component_of_a_reward_is_averaged_over_the_trajectories_that_have_it() -> None:
     recorder, counts = Recorder(steps=1), msg.StepCounts()
     for number, (reward, components) in enumerate(
         [(0.75, {"tests": 0.5, "style": 0.25}), (0.0, {}), (0.3, {"tests": 0.1, "style": 0.2}), (-0.5, {"style": -0.5})]
@@ -219,7 +219,7 @@ def test_the_phases_of_a_step_add_up_to_its_time() -> None:
 
 
 def test_overlapping_steps_are_counted_once() -> None:
-    """The collection of step 2 overlaps the training of step 1; its training overlaps the engines' load of weights."""
+    """Step 2 is collected while step 1 is trained, and trained while the engines load weights."""
     recorder = Recorder(steps=5)
     for step in (1, 2):
         recorder.decide(10.0, msg.StepRequested(step, 0))
@@ -246,7 +246,7 @@ def test_staleness_metrics_are_mean_and_maximum_over_training_tokens() -> None:
     assert compute_staleness_metrics(None) == {}
 
 
-def test_the_length_bias_is_the_mean_length_of_taken_over_started_trajectories() -> None:
+def test_the_length_bias_compares_the_mean_lengths_of_taken_and_started_trajectories() -> None:
     recorder = Recorder(steps=5)
     measured = msg.LengthsMeasured(
         3, msg.LengthCounts(4, 40, 0), msg.LengthCounts(8, 160, 2), aborted=3, finished_late=1

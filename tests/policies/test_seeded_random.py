@@ -20,7 +20,7 @@ def test_draws_are_uniform() -> None:
     draws = np.array([draw_uniform(7, number) for number in range(20_000)])
     counts, _ = np.histogram(draws, bins=20, range=(0, 1))
     chi_squared = ((counts - 1000) ** 2 / 1000).sum()
-    assert chi_squared < 43.8  # 19 degrees of freedom, p = 0.001
+    assert chi_squared < 43.8  # limit for 19 degrees of freedom and p = 0.001
 
 
 def test_the_order_of_keys_matters() -> None:
@@ -51,7 +51,7 @@ def test_epochs_differ_in_their_order() -> None:
     st.integers(1, 300),
     st.randoms(use_true_random=False),
 )
-def test_tasks_follow_their_weights_at_every_position_in_any_order_of_reading(
+def test_tasks_follow_their_weights_at_every_position_and_for_any_reading_order(
     tasks: list[tuple[int, float]], length: int, random: Random
 ) -> None:
     counts, weights = zip(*tasks, strict=True)

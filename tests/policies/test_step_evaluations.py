@@ -1,4 +1,4 @@
-"""Evaluations during training: the recipe holds newer weights back until they end."""
+"""During an evaluation, the recipe does not send newer weights to the engines."""
 
 import pytest
 from msgspec.structs import replace
@@ -17,13 +17,13 @@ TRUNCATED = Sampling(temperature=0.6, top_p=0.9, top_k=20)
 
 
 class EvaluationDriver(RecipeDriver):
-    """A recipe after the evaluations at the start."""
+    """A driver of a recipe that has finished its evaluations at the start."""
 
     def __init__(self, plan: EvaluationPlan = PLAN, max_staleness: int = 0, first_step: int = 1) -> None:
         super().__init__(plan, max_staleness, started=msg.RunStarted(first_step, msg.BufferCursor()))
 
     def announce(self, version: int) -> list[str]:
-        """Return the engines that get the version, as announced."""
+        """Publish a version, and return the engines to which the recipe forwards it."""
         sent = self.decide(weights(version))
         assert all(isinstance(send.message, msg.WeightsPublished) for send in sent)
         return [send.to for send in sent if send.message == weights(version, 1)]
@@ -58,7 +58,7 @@ def test_an_evaluation_that_ends_before_the_training_delays_nothing() -> None:
     assert driver.announce(3) == [*ENGINES]
 
 
-def test_an_engine_that_joins_meanwhile_gets_the_weights_under_evaluation() -> None:
+def test_an_engine_that_joins_during_an_evaluation_gets_the_evaluated_weights() -> None:
     driver = EvaluationDriver(first_step=2)
     driver.publish(2)
     driver.announce(3)
@@ -124,7 +124,7 @@ def test_engines_keep_their_memory_until_the_evaluation_ends() -> None:
     assert driver.announce(3) == [*ENGINES]
 
 
-def test_the_evaluations_at_the_end_follow_without_one_alongside() -> None:
+def test_the_last_step_has_only_the_evaluations_at_the_end() -> None:
     driver = EvaluationDriver(EvaluationPlan(steps=4, questions=5, intervals=(2,)), first_step=3)
     assert driver.publish(3) == [msg.StepRequested(4, 3)]
     assert driver.publish(4) == [msg.EvaluationRequested("end_sampled", Sampling(), 5, 4)]
@@ -154,6 +154,6 @@ def test_only_sampled_evaluations_have_the_sampling_of_the_configuration(
     assert plan.build_request(plan.step_label, 2) == request_
 
 
-def test_an_evaluation_has_the_sampling_of_a_run_that_does_not_train() -> None:
+def test_an_evaluation_has_the_runs_sampling_if_the_run_does_not_train() -> None:
     run = RunConfig(name="a", sampling=TRUNCATED, rl=RlConfig(steps=0))
     assert EvaluationPlan.from_config(run).sampling == TRUNCATED

@@ -17,13 +17,13 @@ from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
 from asterism.sandbox.select_backend import make_sandbox
 from tests.processes import family, is_running
 
-PATIENCE = 40.0  # max_call_extension in tests: other programs of the machine change no outcome
+PATIENCE = 40.0  # max_call_extension in tests, so that load on the machine changes no outcome
 PARAMETERS = ["process", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])]
 _FIRST_TRAJECTORIES = itertools.count(0, 10_000)
 
 
 class Client:
-    """A client of one running sandbox. It numbers the calls of each trajectory, which counts from `first`."""
+    """A client of one running sandbox. It numbers the calls of each trajectory; trajectory ids begin at `first`."""
 
     def __init__(self, sandbox: ForkServerSandbox, isolation: Isolation, first: int = 0) -> None:
         self.sandbox = sandbox
@@ -99,14 +99,14 @@ def shared_client(request: pytest.FixtureRequest, loop: asyncio.Runner) -> Itera
 
 @pytest.fixture
 def client(shared_client: Client, loop: asyncio.Runner) -> Iterator[Client]:
-    """Make a client of the shared sandbox with trajectories of its own, and end its notebooks after the test."""
+    """Make a client of the shared sandbox with separate trajectories; end their notebooks after the test."""
     client = Client(shared_client.sandbox, shared_client.isolation, next(_FIRST_TRAJECTORIES))
     yield client
     loop.run(client.end_all())
 
 
 def get_text(result: CodeResult) -> str | CodeOutcome:
-    """Return the standard output of a success, or another outcome."""
+    """Return the standard output of a successful call, or else its outcome."""
     return result.outcome.output.stdout if isinstance(result.outcome, CodeOk) else result.outcome
 
 

@@ -1,4 +1,4 @@
-"""A process with a sandbox of its own, which is killed while calls run."""
+"""Start an executor with a sandbox in another process, and kill the executor while calls run."""
 
 import json
 import os
@@ -34,16 +34,16 @@ asyncio.run(main(*json.loads(sys.argv[1])))
 
 
 class Leftovers(NamedTuple):
-    """What an executor had when it was killed."""
+    """The processes, cgroups, containers and folder that an executor had at its death."""
 
     processes: list[int]
-    cgroups: set[str]  # folders of its fork servers
+    cgroups: set[str]  # cgroup folders of its fork servers
     containers: list[str]
-    folder: str  # of the connections to the containers
+    folder: str  # folder of the connections to the containers
 
 
 def kill_an_executor(cells: list[str], programs: list[str], **limits: Any) -> Leftovers:
-    """Kill an executor after its cells, while its programs run, and wait for the end of its processes."""
+    """Run the cells, kill the executor while the programs run, and wait until its processes have ended."""
     arguments = json.dumps([limits, cells, programs])
     with subprocess.Popen([sys.executable, "-c", _SCRIPT, arguments], stdout=subprocess.PIPE, text=True) as executor:
         assert executor.stdout is not None

@@ -1,6 +1,6 @@
-"""Programs and cells, by name, that take as many resources as they can from other calls."""
+"""Greedy programs and cells by name, which take as many resources from other calls as possible."""
 
-# Each program gets {name} as the name of its processes, so that the test can find them.
+# A test replaces {name} and finds the processes of a program by this name.
 PREAMBLE = """
 import ctypes, hashlib, mmap, os, signal, socket, struct, subprocess, sys, threading, time
 libc = ctypes.CDLL(None)
@@ -98,7 +98,7 @@ def send(number):
     except OSError: time.sleep(60)
 """
 
-# One test of every run combines these programs; a nightly test runs each program alone.
+# One test runs these programs together; a nightly test runs each program alone.
 REPRESENTATIVES = {
     "returns while children in their own sessions spin": "fork(14, new_session(spin))",
     "returns before its children grow": "fork(14, lambda: take(100, 0.2))",

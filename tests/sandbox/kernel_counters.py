@@ -1,11 +1,11 @@
-"""Resources that the kernel counts by user: for each, a program that takes and holds all, and an innocent program."""
+"""For each resource that the kernel counts by user: a program that takes all of it, and an innocent program."""
 
 from typing import NamedTuple
 
 
 class Counter(NamedTuple):
-    greedy: str  # prints how many units it has, and holds them
-    innocent: str  # prints "right"
+    greedy: str  # code that prints how many units it took, and holds them
+    innocent: str  # code that prints "right"
 
 
 _FILL_IN_CHILDREN = """

@@ -31,7 +31,7 @@ class Engine:
             return subprocess.Popen([*command, *options], stdout=log, stderr=log)
 
     def start(self) -> None:
-        # In a new network namespace: an engine without a bridge removes the machine's bridge.
+        # The new network namespace protects the machine's bridge, which an engine without a bridge removes.
         command = ("unshare", "--net", "dockerd", "--host", self.address, "--bridge", "none", "--iptables=false")
         paths = {"data_root": "data", "exec_root": "exec", "pidfile": "pid", "containerd": "containerd.sock"}
         self._process = self._run(*command, **paths)
@@ -49,7 +49,7 @@ class Engine:
         self.stop()
         self._containerd.terminate()
         self._containerd.wait(60)
-        # Each kill of the engine leaves its data root mounted over itself.
+        # Each kill of the engine leaves another mount on its data root.
         while subprocess.run(["umount", "--lazy", f"{self.folder}/data"], capture_output=True).returncode == 0:
             pass
 

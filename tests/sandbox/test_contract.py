@@ -82,7 +82,7 @@ async def test_output_beyond_the_limit_is_drained_and_counted(start_sandbox: Sta
     async with start_sandbox(output_kib=4) as client:
         outcome = (await client.program("import sys\nprint('x' * 2_000_000)\nprint('e', file=sys.stderr)")).outcome
         assert outcome == msg.CodeOk(msg.Output("x" * 4096, "e\n", 2_000_001 - 4096, 0))
-        # A character has three bytes: the limit of 4096 cuts one character.
+        # A character has three bytes, so the limit of 4096 bytes cuts a character.
         outcome = (await client.program("print('\\u20ac' * 5000)")).outcome
         assert outcome == msg.CodeOk(msg.Output("\u20ac" * 1365, "", 15_001 - 4096, 0))
 
@@ -167,7 +167,7 @@ async def test_slow_calls_do_not_delay_other_calls(start_sandbox: StartSandbox) 
 
 
 async def test_the_time_limit_counts_from_the_start_of_a_call_without_queueing(start_sandbox: StartSandbox) -> None:
-    """200 calls of 0.5 s use 64 slots and few more, so that the last call waits longer than 0.9 s."""
+    """200 calls of 0.5 s share little more than 64 slots, so that the last call waits longer than 0.9 s."""
     async with start_sandbox(time_limit_s=0.9) as client:
         results = await asyncio.gather(*[client.program("import time; time.sleep(0.5)") for _ in range(200)])
         assert {type(result.outcome) for result in results} == {msg.CodeOk}

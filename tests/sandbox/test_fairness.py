@@ -32,7 +32,7 @@ def start_scarce(start_sandbox: StartSandbox, monkeypatch: pytest.MonkeyPatch) -
     """Start a fork server of this machine with few descriptors, or a container with few processes."""
     monkeypatch.setattr(
         "asterism.configs.schema.machines.require", lambda *_: None
-    )  # SandboxConfig refuses so few processes
+    )  # without this patch, SandboxConfig refuses so few processes
     monkeypatch.setattr(
         "asterism.sandbox.hosts.local_host.build_python_command",
         lambda *arguments: ["/bin/sh", "-c", 'ulimit -n 80; exec "$@"', "sh", *build_python_command(*arguments)],
@@ -152,7 +152,7 @@ INNOCENT = "import time\nx = b'x' * (47 << 20)\nwhile time.process_time() < 0.25
 
 
 class MemoryWatch(threading.Thread):
-    """Samples the memory of each call: the count of its cgroup, or the processes of each name without cgroups.
+    """A thread that samples the memory of each call's cgroup, or without cgroups, of the processes with its name.
 
     A sum over processes is too large while the kernel kills one process and another one grows.
     """
@@ -194,9 +194,9 @@ def read_used_mib(cgroup: Path) -> float | None:
 
 
 async def meet_greedy(client: Client, codes: Sequence[str]) -> None:
-    """Run the codes as programs and cells, with four innocent programs next to them.
+    """Run the codes as programs and cells, next to four innocent programs.
 
-    Other programs of the machine may cause a timeout, but hardly three in a row.
+    Repeat a timeout twice: other programs of the machine hardly cause three in a row.
     """
     for _ in range(3):
         texts = await _run_next_to_greedy(client, codes)
@@ -212,9 +212,9 @@ async def _run_next_to_greedy(client: Client, codes: Sequence[str]) -> list[str 
             calls.append(client.program(PREAMBLE.replace("{name}", f"greedy-p{number}") + code))
             calls.append(client.cell(PREAMBLE.replace("{name}", f"greedy-n{number}") + code, 1000 + number))
         greedy = [asyncio.create_task(call) for call in calls]
-        await client.program("print()")  # the greedy calls have started before it ends
+        await client.program("print()")  # when this program ends, the greedy calls have started
         innocents = await asyncio.gather(*[client.program(INNOCENT) for _ in range(4)])
-        await asyncio.gather(*greedy)  # raises SandboxFailure if one fails
+        await asyncio.gather(*greedy)  # raises SandboxFailure if a greedy call fails
         for number in range(len(codes)):
             await client.sandbox.end_notebook(1000 + number)
     most_mib = 1.25 * SCALED_LIMITS["memory_mib"] + _ZYGOTE_MIB

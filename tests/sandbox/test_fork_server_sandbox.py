@@ -21,7 +21,7 @@ async def test_calls_fail_once_when_their_fork_server_exits_and_the_next_call_ru
     async with start_sandbox(time_limit_s=500) as client:
         await client.printed("x = 5", trajectory=3)
         calls = [asyncio.create_task(client.program("import time; time.sleep(600)")) for _ in range(20)]
-        assert isinstance((await client.program("print(1)")).outcome, CodeOk)  # the calls are sent
+        assert isinstance((await client.program("print(1)")).outcome, CodeOk)  # the earlier calls are sent by then
         before = family(*client.sandbox.server_pids)
         os.kill(_find_fork_server(client), signal.SIGKILL)
         for result in await asyncio.gather(*calls, return_exceptions=True):
@@ -32,11 +32,11 @@ async def test_calls_fail_once_when_their_fork_server_exits_and_the_next_call_ru
         assert [pid for pid in before if is_running(pid)] == []
 
 
-async def test_a_fork_server_is_replaced_by_one_server_after_every_exit(start_sandbox: StartSandbox) -> None:
+async def test_every_fork_server_that_exits_is_replaced_by_one_server(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(fork_servers=1) as client:
         for _ in range(3):
             os.kill(_find_fork_server(client), signal.SIGKILL)
-            # This program may still be sent to the killed server.
+            # This program can still reach the killed server.
             await asyncio.gather(client.program("print(1)"), return_exceptions=True)
             assert (await client.program("print(2)")).outcome == CodeOk(Output("2\n"))
             assert len(client.sandbox.server_pids) == 1
@@ -63,7 +63,7 @@ async def test_queued_calls_run_after_the_exit_of_the_fork_server(start_sandbox:
         assert {type(result.outcome) for result in answered} == {CodeOk}
 
 
-async def test_a_comparison_beyond_its_limits_is_wrong_and_delays_no_other_one(client: Client) -> None:
+async def test_a_comparison_beyond_its_limits_is_wrong_and_delays_no_other_comparison(client: Client) -> None:
     bombs = ["(x+1)^{99999}+(x+2)^{99999}", "(x+y+z+w)^{900}", "(x+1)^{-3000}+(x+2)^{-3000}", "+".join(["x^{2}"] * 400)]
     exploding = [asyncio.create_task(client.grade(bomb, "y+1")) for bomb in bombs]
     assert (await client.grade("x+1", "1+x")).correct
@@ -77,7 +77,7 @@ async def test_gradings_succeed_after_a_grader_hangs_or_is_killed(start_sandbox:
     async with start_sandbox(grade_limit_s=0.2) as client:
         assert (await client.grade("x+1", "1+x")).correct
         for number in (signal.SIGSTOP, signal.SIGKILL):
-            os.kill(family(client.sandbox.server_pids[-1])[-2], number)  # [-1] is the worker of the grader
+            os.kill(family(client.sandbox.server_pids[-1])[-2], number)  # the last pid is the grader's worker
             assert (await client.grade("a+b", "b+a")).correct
 
 
@@ -85,10 +85,10 @@ def test_no_process_of_the_sandbox_outlives_its_executor() -> None:
     """The executor has open notebooks, an endless loop, and code that reset its parent-death signal."""
     hostile = "import os, ctypes\nctypes.CDLL(None).prctl(1, 0)\nif os.fork(): os.setsid\nwhile True: pass"
     left = kill_an_executor(["x = 1"] * 5, ["while True: pass", hostile], backend="process", time_limit_s=500)
-    assert len(left.processes) >= 1 + 1 + 5 + 3  # namespace parent, fork server, notebooks, loops
+    assert len(left.processes) >= 1 + 1 + 5 + 3  # the namespace's parent, the fork server, 5 notebooks, 3 loops
 
 
-async def test_a_sandbox_without_namespaces_runs_and_reports_them_as_missing(start_sandbox: StartSandbox) -> None:
+async def test_a_sandbox_runs_without_namespaces_and_reports_this(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(namespaces="off", time_limit_s=1.0) as client:
         assert client.isolation.namespaces == ()
         assert any(sentence.startswith("No namespaces") for sentence in client.isolation.missing)

@@ -1,4 +1,4 @@
-"""Calls with an interpreter below /tmp have their own writable /tmp, without other files of the machine's."""
+"""If the interpreter is below /tmp, calls have a writable /tmp with the interpreter and no other foreign files."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ _IMPORT = "import decimal, json, os, below_tmp\n"  # below_tmp is a module of th
 
 
 class BelowTmp(NamedTuple):
-    """Folders below PARENT, which is in /tmp."""
+    """Folders in PARENT, a folder of /tmp."""
 
     prefix: Path  # PARENT/python: a copy of the interpreter and its standard library
     packages: Path  # PARENT/python/packages
@@ -49,7 +49,7 @@ def copied_prefix() -> Iterator[Path]:
         shutil.copytree(library, _move(library, prefix), ignore=shutil.ignore_patterns(*_NOT_COPIED), symlinks=True)
         packages = prefix / "packages"
         packages.mkdir()
-        packages.chmod(0o777)  # so that only the mounts protect the folder
+        packages.chmod(0o777)  # only the mounts now protect the folder
         (packages / "below_tmp.py").write_text("value = 5\n")
         (packages / "below_tmp.py").chmod(0o666)
         yield prefix
@@ -63,7 +63,7 @@ def _move(path: Path, prefix: Path) -> Path:
 
 @pytest.fixture(params=["interpreter", "packages"])
 def below_tmp(request: pytest.FixtureRequest, copied_prefix: Path, monkeypatch: pytest.MonkeyPatch) -> BelowTmp:
-    """Let fork servers use the interpreter below /tmp, or only packages, as in a virtual environment."""
+    """Let fork servers use the interpreter below /tmp, or only packages, as a virtual environment does."""
     folders = list_standard_folders()
     packages = copied_prefix / "packages"
     visible, base = packages, sys.base_prefix
@@ -130,7 +130,7 @@ async def test_programs_cannot_change_the_interpreter_below_tmp(below_tmp: Below
 
 
 async def test_tmp_and_the_working_folder_share_one_limit(below_tmp: BelowTmp) -> None:
-    write = "def write(path):\n    with open(path, 'wb') as file: file.write(bytes(5 << 19))\n"  # 2.5 MiB
+    write = "def write(path):\n    with open(path, 'wb') as file: file.write(bytes(5 << 19))\n"  # writes 2.5 MiB
     async with _start() as client:
         assert (await client.program(f"{write}write({str(below_tmp.parent)!r} + '/a')")).outcome == CodeOk(Output())
         outcome = (await client.program(f"{write}write('/tmp/a')\nwrite('b')")).outcome

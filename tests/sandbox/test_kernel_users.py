@@ -1,4 +1,4 @@
-"""No call takes resources from another call that the kernel counts by user."""
+"""A call takes no resource that the kernel counts by user from another call."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from tests.sandbox.kernel_counters import COUNTERS
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 LIMITS: dict[str, Any] = {"time_limit_s": 8.0, "max_processes": 16, "spare_notebooks": 2}
 NUM_NOTEBOOKS = 5  # pipes of four notebooks exceed one user's limit; the pipes of the fifth have the smallest size
-WATCHES_PER_NOTEBOOK = 100_000  # watches that a notebook takes at least
+WATCHES_PER_NOTEBOOK = 100_000  # minimum number of watches that a notebook takes
 WATCHER_MIB = 128  # twice the memory of a notebook with its children and watches
 # If calls share one user, the fork server ends calls that hold more than a share of these resources.
 SHARED = ["pipe pages", "descriptors in flight", "epoll watches"]
@@ -25,7 +25,7 @@ SHARED = ["pipe pages", "descriptors in flight", "epoll watches"]
 
 @pytest.fixture
 def share_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let calls share one user, as without a root executor."""
+    """Let calls share one user, as in an executor that is not root."""
 
     def refuse(_pid: int) -> bool:
         return False
@@ -35,14 +35,14 @@ def share_users(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def run_innocents(client: Client, code: str) -> list[str | CodeOutcome]:
-    """Run the code as programs, in a new notebook, and in a notebook that is older than the greedy ones."""
+    """Run the code as programs, in a new notebook, and in a notebook that is older than the greedy calls."""
     results = [await client.program(code) for _ in range(4)]
     results += [await client.cell(code, 500), await client.cell(code, 1)]
     return [get_text(result) for result in results]
 
 
 def list_kernel_users(client: Client) -> list[int]:
-    """Return the users of each fork server and of each call, which have pid namespaces of their own."""
+    """Return the kernel users of each fork server and call; each of them has its own pid namespace."""
     users: dict[int, set[int]] = {}
     for pid in family(*client.sandbox.server_pids):
         status = Path(f"/proc/{pid}/status").read_text()
@@ -58,7 +58,7 @@ def read_max_user_watches() -> int:
 
 
 def make_room_for(num_notebooks: int) -> dict[str, Any]:
-    live = max(512, 2 * num_notebooks)  # spare notebooks included
+    live = max(512, 2 * num_notebooks)  # includes the spare notebooks
     return {
         "max_live_notebooks": live,
         "container_processes": live * (LIMITS["max_processes"] + 2) + 1024,
@@ -79,7 +79,7 @@ async def test_each_call_and_each_fork_server_has_its_own_kernel_user(client: Cl
     assert client.isolation.kernel_users
     assert "; kernel users: one per call; " in format_isolation(client.isolation)
     cells = [client.printed("import os\nkept = os.fork() or os._exit(0)\nos.getuid()", number) for number in range(4)]
-    assert await asyncio.gather(*cells) == ["65534\n"] * 4  # this user has no number inside
+    assert await asyncio.gather(*cells) == ["65534\n"] * 4  # in its namespace, a call has the number of an unknown user
     async with asyncio.timeout(30):
         while len(users := list_kernel_users(client)) != len(set(users)):  # noqa: ASYNC110
             await asyncio.sleep(0.05)  # a spare notebook gets its user after its fork
@@ -102,7 +102,7 @@ async def test_an_idle_notebook_takes_no_resource_that_the_kernel_counts_by_user
 async def test_a_running_program_takes_no_resource_that_the_kernel_counts_by_user(client: Client, counter: str) -> None:
     greedy, innocent = COUNTERS[counter]
     programs = [asyncio.create_task(client.program(greedy + "\nimport time\ntime.sleep(600)")) for _ in range(5)]
-    await client.program("import time\ntime.sleep(1)")  # the programs hold all units by then
+    await client.program("import time\ntime.sleep(1)")  # the greedy programs hold all units when this program ends
     assert await run_innocents(client, innocent) == ["right\n"] * 6
     for program in programs:
         program.cancel()
@@ -112,10 +112,10 @@ async def test_a_running_program_takes_no_resource_that_the_kernel_counts_by_use
 
 @pytest.mark.nightly
 async def test_many_notebooks_leave_epoll_watches_for_the_fork_server(start_sandbox: StartSandbox) -> None:
-    """The kernel allows one user watches in 4 % of the machine's memory: five million for 24 GiB."""
+    """The watches of one user can fill 4 % of the machine's memory; these are five million for 24 GiB."""
     greedy, innocent = COUNTERS["epoll watches"]
     most_of_user = read_max_user_watches()
-    num_notebooks = most_of_user // WATCHES_PER_NOTEBOOK + 2  # two notebooks on the smallest machine
+    num_notebooks = most_of_user // WATCHES_PER_NOTEBOOK + 2  # at least two notebooks
     async with start_sandbox(120 + 2 * num_notebooks, **LIMITS, **make_room_for(num_notebooks)) as client:
         servers = client.sandbox.server_pids
         taken = 0
@@ -150,6 +150,6 @@ async def test_greedy_notebooks_are_killed_if_calls_share_a_user(start_sandbox: 
         servers = client.sandbox.server_pids
         for number in range(NUM_NOTEBOOKS):
             await client.cell(greedy, 100 + number)
-        await asyncio.sleep(0.5)  # time for the fork server to check the idle notebooks
+        await asyncio.sleep(0.5)  # by then, the fork server has checked the idle notebooks
         assert await run_innocents(client, innocent) == ["right\n"] * 6
         assert client.sandbox.server_pids == servers

@@ -1,4 +1,4 @@
-"""Counts and latencies of the load test, on a sandbox with scripted answers."""
+"""Tests of the load test's counts and latencies, with a sandbox of scripted answers."""
 
 import asyncio
 import itertools
@@ -19,7 +19,7 @@ from benchmarks.support.sandbox.probes import make_cell_probes, make_mixed_probe
 
 
 class ScriptedSandbox:
-    """A sandbox with `answers` by code; any other code is an infrastructure failure."""
+    """A sandbox that answers codes from `answers`, and any other code with an infrastructure failure."""
 
     def __init__(self, answers: dict[str, CodeOutcome]) -> None:
         self._answers = answers
@@ -105,7 +105,7 @@ def test_out_of_order_answers_to_cells_of_one_notebook_are_counted():
 
 
 @pytest.mark.slow
-def test_the_figures_of_a_mixed_load_are_separate_for_every_kind_of_call():
+def test_every_kind_of_call_of_a_mixed_load_has_separate_figures():
     probes = make_mixed_probes(healthy=950)
     tally = CallTally()
     for probe in probes:

@@ -71,7 +71,7 @@ async def test_a_call_is_out_of_memory_if_only_a_child_was_killed(start_sandbox:
         assert isinstance(outcome, CodeOutOfMemory)
 
 
-async def test_a_notebook_rewrites_a_state_as_large_as_its_limit_without_a_checkpoint(
+async def test_a_notebook_can_rewrite_a_state_as_large_as_its_limit_without_a_checkpoint(
     start_sandbox: StartSandbox,
 ) -> None:
     async with start_sandbox(memory_mib=LIMIT_MIB, time_limit_s=20.0) as client:

@@ -1,4 +1,4 @@
-"""While memory or processes are short, spare notebooks end first, then notebooks of trajectories."""
+"""If memory or processes are short, spare notebooks end first, and then notebooks of trajectories."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from asterism.sandbox.notebooks import MemoryRelief, Notebook, NotebookTable, Sp
 from asterism.sandbox.pool.fork_server_client import ForkServerClient
 
 EXCESS_BYTES = 1000
-MAX_PAUSE_S = 10.0  # pause without spare notebooks after a shortage
+MAX_PAUSE_S = 10.0  # longest pause without spare notebooks after a shortage
 
 
 class MeasuringServer:
@@ -55,7 +55,7 @@ async def test_spare_notebooks_end_before_a_notebook_is_evicted() -> None:
     assert await Machine(needed=3).relieve() == ["spare", "notebook 1", "notebook 2"]
 
 
-async def test_no_notebook_is_evicted_if_the_spare_ones_free_enough_memory() -> None:
+async def test_no_notebook_is_evicted_if_spare_notebooks_free_enough_memory() -> None:
     assert await Machine(needed=1).relieve() == ["spare"]
 
 

@@ -21,11 +21,11 @@ LIMITS = {"time_limit_s": LIMIT_S}
 # State that a rerun cannot reproduce: a time, and the address of an object.
 SETUP = "import time\nt = time.time_ns()\nkept = [object()]"
 INSPECT = "t, id(kept[0]), len(kept)"
-SHARED = (  # find the memory in which the notebook's processes store the current worker
+SHARED = (  # code that finds the memory in which the notebook's processes store the current worker
     "import sys\nframe = sys._getframe()\nwhile not hasattr(frame.f_locals.get('self'), '_shared'): frame = frame.f_back\n"
     "shared = frame.f_locals['self']._shared\n"
 )
-# By name: the last lines of a cell, and the outcome.
+# By name: the last lines of a cell, and the cell's outcome.
 ENDINGS: dict[str, tuple[str, CodeOutcome | type[CodeOutcome]]] = {
     "loops": ("while True: pass", CodeTimedOut(Output("out\n", "err\n"), LIMIT_S)),
     "sleeps": ("time.sleep(60)", CodeTimedOut(Output("out\n", "err\n"), LIMIT_S)),
@@ -50,7 +50,7 @@ ENDINGS: dict[str, tuple[str, CodeOutcome | type[CodeOutcome]]] = {
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-async def test_the_state_after_a_crashed_cell_is_the_state_before_it(client: Client, name: str) -> None:
+async def test_a_crashed_cell_does_not_change_the_state(client: Client, name: str) -> None:
     code, ending = ENDINGS[name]
     dies = f"import sys\nprint('out')\nprint('err', file=sys.stderr)\nkept.append('lost')\nt = 0\n{code}"
     await client.printed(SETUP)
@@ -62,7 +62,7 @@ async def test_the_state_after_a_crashed_cell_is_the_state_before_it(client: Cli
     assert await client.printed("kept.append(1)\nlen(kept)") == "2\n"
 
 
-async def test_the_state_after_a_crashed_cell_is_exact_without_namespaces(start_sandbox: StartSandbox) -> None:
+async def test_without_namespaces_a_crashed_cell_does_not_change_the_state(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(time_limit_s=LIMIT_S, namespaces="off") as client:
         await client.printed(SETUP)
         before = await client.printed(INSPECT)
@@ -73,7 +73,7 @@ async def test_the_state_after_a_crashed_cell_is_exact_without_namespaces(start_
             assert await client.printed(INSPECT) == before, name
 
 
-async def test_effects_before_an_error_in_a_cell_stay(start_sandbox: StartSandbox) -> None:
+async def test_a_cell_keeps_its_effects_before_an_error(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(memory_mib=128) as client:
         await client.printed(SETUP)
         before = await client.printed("t")
@@ -124,7 +124,7 @@ async def test_a_cell_that_kills_only_its_checkpoint_continues(client: Client) -
 
 
 async def test_cells_without_a_checkpoint_are_replayed(client: Client) -> None:
-    """Pure cells make no checkpoint; the cells before them make one."""
+    """Pure cells make no checkpoint; the cells before the pure cells make a checkpoint."""
     await client.printed(SETUP)
     before = await client.printed(INSPECT)
     await client.printed("x = 0\nwords = []")
@@ -150,7 +150,7 @@ async def test_a_long_notebook_continues_after_many_crashed_cells(client: Client
     assert await client.printed(INSPECT) == before
 
 
-async def test_processes_of_a_crashed_cell_are_killed_and_earlier_ones_continue(client: Client) -> None:
+async def test_processes_of_a_crashed_cell_are_killed_and_earlier_processes_continue(client: Client) -> None:
     daemon = (
         "import os, ctypes, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork(): os._exit(0)\n"
         "    ctypes.CDLL(None).prctl(15, b'{name}')\n    time.sleep(600)\nos.wait()\n"
@@ -161,7 +161,7 @@ async def test_processes_of_a_crashed_cell_are_killed_and_earlier_ones_continue(
     for end in ("while True: pass", "os._exit(1)"):
         outcome = (await client.cell(f"{daemon.format(name='lost')}{end}")).outcome
         assert isinstance(outcome, CodeTimedOut | CodeCrashed)
-        # The processes are killed before the answer, but may still be exiting.
+        # The processes are killed before the answer, but can still be exiting.
         for pidfd in open_pidfds(client.sandbox, "lost"):
             wait_for_end(pidfd)
         (pidfd,) = open_pidfds(client.sandbox, "before")
@@ -214,7 +214,7 @@ async def test_signals_to_a_crashed_cell_are_not_sent_to_the_next_cell(client: C
 
 
 async def test_memory_of_a_checkpoint_does_not_count_as_memory_of_the_cell(start_sandbox: StartSandbox) -> None:
-    """A cell rewrites 150 of 256 MiB, for long enough that its memory is measured."""
+    """A cell rewrites 150 of 256 MiB until the server has measured its memory."""
     async with start_sandbox(memory_mib=256) as client:
         await client.printed("import time\nx = bytearray(b'a') * (150 << 20)")
         rewrites = "until = time.monotonic() + 0.5\nwhile time.monotonic() < until:\n"
@@ -250,7 +250,7 @@ async def test_under_memory_pressure_idle_notebooks_lose_their_processes_but_no_
             monkeypatch.setattr(host, "get_excess_memory", lambda *_: 1 << 30)
         before = len(family(*client.sandbox.server_pids))
         await asyncio.gather(*[client.cell("1 + 1", 1000) for _ in range(20)])
-        # Each notebook has two processes, which exit later.
+        # Each evicted notebook has two processes, which exit a little later.
         while len(family(*client.sandbox.server_pids)) > before - 20:
             await client.printed("1 + 1", 1000)
         outputs = [await client.printed("x", number) for number in range(20)]

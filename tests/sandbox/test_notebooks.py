@@ -52,7 +52,7 @@ def test_the_largest_notebooks_that_hold_the_excess_memory_are_evicted() -> None
 
 
 def make_cells(*codes: str) -> tuple[CodeRequested, ...]:
-    """Make cells with gaps in the call numbers, as left by calls without effects on the notebook."""
+    """Make cells with even call numbers; the calls between them had no effects on the notebook."""
     return tuple(CodeRequested(5, 2 * number, "jupyter_code", code, "") for number, code in enumerate(codes))
 
 
@@ -64,7 +64,7 @@ async def test_a_restored_notebook_has_its_variables_and_its_random_draws(start_
             await client.sandbox.run(cell)
         call = CodeRequested(5, 9, "jupyter_code", "print(y, random.random())", "")
         before = (await client.sandbox.run(call)).outcome
-        await client.sandbox.end_notebook(5)  # so that the notebook is restored as in another executor
+        await client.sandbox.end_notebook(5)  # the notebook is then restored as in another executor
         client.sandbox.restore_notebook(5, cells)
         after = (await client.sandbox.run(call)).outcome
         assert isinstance(before, CodeOk)
@@ -116,8 +116,8 @@ async def test_idle_notebooks_with_large_files_make_room_for_programs(start_sand
         programs = [client.program("print(len(b'x' * (47 << 20)))") for _ in range(2)]
         outcomes = [result.outcome for result in await asyncio.gather(*programs)]
         assert outcomes == [CodeOk(Output(f"{47 << 20}\n"))] * 2
-        # On a busy machine, the container can be full before the relief frees memory; the retry of a refused
-        # fork then evicts the least recently used notebooks, which are the small ones.
+        # On a busy machine, a fork can be refused before the relief frees memory. The retry of the fork then
+        # evicts the least recently used notebooks, which are the small ones.
         live = [table.get_or_create(trajectory, "bare").is_live for trajectory in range(8, 60)]
         assert not all(live)
         assert await client.printed("x", 8 + live.index(False)) == f"{15 << 20}\n"

@@ -1,4 +1,4 @@
-"""Outcomes under strict determinism have no memory addresses and no output before a timeout."""
+"""Under strict determinism, outcomes contain no memory addresses, and a timeout contains no output."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The preload of the fork server is selected by the code."""
+"""The imports of the code select the preload of the fork server."""
 
 import pytest
 

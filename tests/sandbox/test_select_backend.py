@@ -33,7 +33,7 @@ async def test_a_cancelled_choice_of_a_backend_closes_the_container_host(monkeyp
 
 
 @pytest.mark.real_clock
-async def test_a_machine_without_aiodocker_has_the_process_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_machine_without_aiodocker_uses_the_process_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker_host, "probe_docker", lambda environ: DockerProbeResult("an engine", ""))
     monkeypatch.setitem(sys.modules, "aiodocker", None)
     monkeypatch.delitem(sys.modules, "asterism.sandbox.hosts.docker.docker_api", raising=False)

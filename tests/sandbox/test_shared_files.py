@@ -1,4 +1,4 @@
-"""Shared files pass no bits between calls: a receiver gets the same result, whether a sender acts or not."""
+"""Shared files pass no bits between calls: a receiver gets the same result with and without a sender."""
 
 import subprocess
 import sys
@@ -27,8 +27,8 @@ fd = os.open(path, flags)
 
 
 class Channel(NamedTuple):
-    send: str  # runs in a notebook; its processes then hold the locks
-    receive: str  # expression with the result that the receiver gets
+    send: str  # code of a notebook whose processes then hold the locks
+    receive: str  # expression whose value is the receiver's result
 
 
 _LOCK_KINDS = "(fcntl.F_RDLCK, fcntl.F_WRLCK)"
@@ -122,7 +122,7 @@ os.wait()
 """
 
 
-async def test_lock_inquiries_about_own_files_get_the_answers_of_the_kernel(
+async def test_lock_queries_about_own_files_get_the_answers_of_the_kernel(
     client: Client, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("plain")

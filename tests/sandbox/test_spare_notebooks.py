@@ -18,9 +18,9 @@ from tests.sandbox.conftest import Client, StartSandbox
 
 pytestmark = [pytest.mark.real_clock, pytest.mark.slow]
 _SPARE = 3
-_WARM_PROCESSES = 4  # processes that are forked before the spare notebooks
+_WARM_PROCESSES = 4  # processes that the server forks before the spare notebooks
 _IMPORTS = {"bare": "", "numpy": "import numpy", "scientific": "import sympy"}
-# Prints what a cell can read of its process, except times, addresses and the machine's random numbers.
+# Print the state that a cell can read of its process, except times, addresses and true random numbers.
 _STATE = """
 import _thread, os, random, resource, signal, sys
 def is_open(fd):
@@ -48,7 +48,7 @@ def list_children(pid: int) -> list[int]:
 
 
 def list_spare_processes(client: Client, preload: Preload = "bare") -> list[int]:
-    """Return the first processes of notebooks without checkpoints: children of the fork server with one child."""
+    """Return the first processes of notebooks without checkpoints, which have exactly one child."""
     servers = client.sandbox._pools[preload].server_pids  # pyright: ignore[reportPrivateUsage]
     children = {pid: list_children(pid) for pid in family(*servers)}
     calls = max(children.values(), key=len, default=[])
@@ -64,7 +64,7 @@ def list_processes() -> set[int]:
 async def find_spare_processes(
     client: Client, count: int, replaced: Sequence[int] = (), preload: Preload = "bare"
 ) -> list[int]:
-    """Wait for `count` processes that are not `replaced`. The calls need the fork server. Raises TimeoutError."""
+    """Wait for `count` spare processes that are not in `replaced`, while calls run. Raises TimeoutError."""
     async with asyncio.timeout(30):
         while len(spare := list_spare_processes(client, preload)) != count or not {*spare}.isdisjoint(replaced):
             await client.program(f"{_IMPORTS[preload]}\npass")
@@ -72,7 +72,7 @@ async def find_spare_processes(
 
 
 async def wait_for_ends(client: Client, pids: Sequence[int]) -> None:
-    """Wait until the processes have ended and are no zombies. Raises TimeoutError."""
+    """Wait until the processes have ended and are reaped. Raises TimeoutError."""
     async with asyncio.timeout(30):
         while not list_processes().isdisjoint(pids):
             with contextlib.suppress(SandboxFailure):  # the call fails if a test has killed the fork server
@@ -80,7 +80,7 @@ async def wait_for_ends(client: Client, pids: Sequence[int]) -> None:
 
 
 async def wait_for_new_server(client: Client) -> None:
-    """Wait for a new fork server; a first call may fail with the old one. Raises TimeoutError."""
+    """Wait for a new fork server; calls fail while the old server exits. Raises TimeoutError."""
     async with asyncio.timeout(30):
         while True:
             with contextlib.suppress(SandboxFailure):
@@ -94,7 +94,7 @@ def end_spare_notebooks(client: Client, pause_s: float) -> None:
 
 
 async def run_cells(client: Client, first: str) -> list[str]:
-    """Return the outputs of the cells of trajectory 1, the same trajectory in each use."""
+    """Return the outputs of three cells of trajectory 1, and end its notebook."""
     calls = [
         CodeRequested(1, number, "jupyter_code", code, "")
         for number, code in enumerate((first, "import random\nrandom.random()", "in_namespaces"))
@@ -146,10 +146,10 @@ async def test_a_cell_runs_in_the_same_environment_in_a_spare_notebook(
     start_sandbox: StartSandbox, preload: Preload, namespaces: str
 ) -> None:
     async with start_sandbox(spare_notebooks=1, namespaces=namespaces) as client:
-        await client.program(_IMPORTS[preload])  # starts the fork server
+        await client.program(_IMPORTS[preload])  # this call starts the fork server
         (spare,) = await find_spare_processes(client, 1, preload=preload)
         printed = [await run_cells(client, f"{_IMPORTS[preload]}\n{_STATE}")]
-        await wait_for_ends(client, [spare])  # the notebook was the spare one
+        await wait_for_ends(client, [spare])  # the notebook used the spare process
         end_spare_notebooks(client, pause_s=3600.0)
         await find_spare_processes(client, 0, preload=preload)
         printed.append(await run_cells(client, f"{_IMPORTS[preload]}\n{_STATE}"))
@@ -178,7 +178,7 @@ async def test_ended_spare_notebooks_leave_no_process_and_return_after_the_pause
         await wait_for_ends(client, processes)
         end_spare_notebooks(client, pause_s=3600.0)
         await wait_for_ends(client, family(*second))
-        assert await client.printed("x = 2\nx", 0) == "2\n"  # forked on demand
+        assert await client.printed("x = 2\nx", 0) == "2\n"  # the notebook was forked on demand
         await client.sandbox.end_notebook(0)
         for _ in range(3):
             await client.program("pass")
@@ -192,7 +192,7 @@ async def test_a_full_machine_ends_spare_notebooks_and_keeps_notebooks_in_use(
         spare = await find_spare_processes(client, _SPARE)
         assert await client.printed("x = 5\nx") == "5\n"
         live = await find_spare_processes(client, _SPARE + 1)  # includes the notebook in use
-        looks = iter([1])  # excess bytes at the first look
+        looks = iter([1])  # excess bytes at the first measurement
         host = client.sandbox._host  # pyright: ignore[reportPrivateUsage]
         monkeypatch.setattr(host, "get_excess_memory", lambda share: next(looks, 0))  # pyright: ignore
         (kept,) = await find_spare_processes(client, 1)
@@ -202,7 +202,7 @@ async def test_a_full_machine_ends_spare_notebooks_and_keeps_notebooks_in_use(
         assert is_running(kept)
 
 
-async def test_a_killed_fork_server_leaves_no_spare_notebook_and_the_next_one_forks_new_ones(
+async def test_a_killed_fork_server_leaves_no_spare_notebook_and_the_next_server_forks_new_notebooks(
     start_sandbox: StartSandbox,
 ) -> None:
     async with start_sandbox(spare_notebooks=_SPARE) as client:

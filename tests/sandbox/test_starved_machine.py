@@ -1,4 +1,4 @@
-"""Load of other programs makes no innocent call a model's mistake."""
+"""Load of other programs does not turn an innocent call into a mistake of the model."""
 
 import asyncio
 import subprocess
@@ -20,7 +20,7 @@ from tests.sandbox.conftest import Client, StartSandbox
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
 NUM_BUSY = 30
-# Innocent calls need a quarter of their limit: alone, in a thread, in a child, or after a sleep.
+# Innocent calls need a quarter of their time limit: alone, in a thread, in a child, or after a sleep.
 BURN = "import time\nwhile time.process_time() < 0.25: sum(range(1000))\nprint('done')"
 INNOCENTS = {
     "alone": BURN,
@@ -45,7 +45,7 @@ def busy_machine(num_busy: int) -> Generator[None]:
 
 
 async def run_all(client: Client, codes: dict[str, str], copies: int) -> Counter[tuple[str, str]]:
-    """Return the number of calls by name of the code and by end."""
+    """Run each code as programs and cells; count the calls by name of the code and type of the end."""
     names = [name for name in codes for _ in range(copies)]
     programs = [client.program(codes[name]) for name in names]
     cells = [client.cell(codes[name], 100 + number) for number, name in enumerate(names)]
@@ -61,7 +61,7 @@ def describe(end: CodeResult | BaseException) -> str:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-async def test_no_innocent_call_on_a_starved_machine_is_a_models_mistake(start_sandbox: StartSandbox) -> None:
+async def test_on_a_starved_machine_no_innocent_call_is_a_mistake_of_the_model(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(test_limit_s=500, time_limit_s=1.0, fork_servers=2, max_call_extension=4.0) as client:
         assert await run_all(client, INNOCENTS, 1) == {(name, CodeOk.__name__): 2 for name in INNOCENTS}
         with busy_machine(NUM_BUSY), structlog.testing.capture_logs() as logs:
@@ -73,8 +73,8 @@ async def test_no_innocent_call_on_a_starved_machine_is_a_models_mistake(start_s
         assert await run_all(client, INNOCENTS, 1) == {(name, CodeOk.__name__): 2 for name in INNOCENTS}
 
 
-async def test_endless_code_next_to_endless_code_is_the_models_mistake(start_sandbox: StartSandbox) -> None:
-    """The sandbox's own load is not load from outside."""
+async def test_endless_code_next_to_endless_code_is_a_mistake_of_the_model(start_sandbox: StartSandbox) -> None:
+    """Load of other calls in the sandbox is not load from outside."""
     async with start_sandbox(time_limit_s=0.5, fork_servers=2) as client:
         ends = await run_all(client, ENDLESS, 4)
     assert ends == {(name, CodeTimedOut.__name__): 8 for name in ENDLESS}

@@ -1,4 +1,4 @@
-"""SGLang engines with shared real servers, for the engine contract's cases."""
+"""SGLang engines that share real servers, for the cases of the engine contract."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ TRAITS_IN_BFLOAT16 = TRAITS._replace(logprob_error=0.2, prefix_tokens=1)
 
 
 class SharedServer:
-    """A server that starts when it is first needed, and again after it died."""
+    """A server that starts when a test first needs it, and starts again after its death."""
 
     def __init__(self, requirements: ServerRequirements, folder: Path, name: str) -> None:
         self.requirements, self.log = requirements, folder / f"{name}.log"
@@ -48,7 +48,7 @@ class SharedServer:
 
 
 class BorrowedServer:
-    """An engine's handle of a shared server; `close` leaves the server running."""
+    """A handle with which an engine uses a shared server; `close` does not stop the server."""
 
     def __init__(self, shared: SharedServer) -> None:
         self._shared = shared

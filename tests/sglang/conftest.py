@@ -1,5 +1,5 @@
-"""Session fixtures: a roomy and a scarce server, each started once, and a cold start for whole
-runs."""
+"""Session fixtures: two servers (one with a large and one with a small cache), each started once, and
+a cold start for whole runs."""
 
 import asyncio
 from collections.abc import Iterator
@@ -18,14 +18,14 @@ ROOMY_PORT, SCARCE_PORT = 31_300, 31_310
 
 @pytest.fixture(scope="session")
 def loop() -> Iterator[asyncio.Runner]:
-    """Yield the loop of the shared servers' watchers and of all tests that use these servers."""
+    """Yield the event loop of all tests that use the shared servers, and of the tasks that watch these servers."""
     with asyncio.Runner() as runner:
         yield runner
 
 
 @pytest.fixture(scope="session")
 def cold_start(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Return the run folder of a policy that sometimes solves its task."""
+    """Return the folder of a finished cold start, whose policy sometimes solves its task."""
     settings = (*COLD_START, "rl.steps=0", "evaluation.questions=0")
     return whole_run(tmp_path_factory.mktemp("cold"), *settings, patience_s=PATIENCE_S)[0]
 
@@ -39,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def servers(
     loop: asyncio.Runner, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[SharedServer, SharedServer]]:
-    """Yield the roomy server and the scarce server."""
+    """Yield the server with a large cache, then the server with a small cache and a short queue."""
     folder = tmp_path_factory.mktemp("servers")
     shared = (
         SharedServer(make_roomy(model, ROOMY_PORT), folder, "roomy"),
@@ -56,7 +56,7 @@ def servers(
 
 @pytest.fixture
 def bench(servers: tuple[SharedServer, SharedServer], tmp_path: Path) -> SGLangBench:
-    """Return a bench in float32, on the roomy server."""
+    """Return a bench in float32 that uses the server with the large cache."""
     return SGLangBench(*servers, tmp_path, TRAITS)
 
 

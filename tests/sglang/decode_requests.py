@@ -1,8 +1,8 @@
-"""Decodes request bodies as SGLang's HTTP server does, with the structs of its routes. Runs in SGLang's Python.
+"""Decode request bodies like SGLang's HTTP server, with the structs of its routes, in SGLang's environment.
 
     python decode_requests.py < [["/path", {body}], ...]
 
-It prints a JSON list of problems: [path, description]. It starts no server, and imports nothing of the project.
+The script prints a JSON list of problems: [path, description]. It starts no server and imports nothing of the project.
 """
 
 import ast
@@ -23,7 +23,7 @@ NO_BODY = {"/flush_cache"}  # routes that take a query instead of a body
 
 
 def find_body_names() -> dict[str, str]:
-    """Return the name of the struct of each route's body."""
+    """Return, by route, the name of the struct of the request body."""
     names: dict[str, str] = {}
     for function in ast.walk(ast.parse(SERVER.read_text())):
         if not isinstance(function, ast.AsyncFunctionDef):
@@ -39,7 +39,7 @@ def find_body_names() -> dict[str, str]:
 
 
 def list_fields(struct: Any) -> dict[str, Any]:
-    """Return the types of the fields by name."""
+    """Return the type of each field of a struct by name."""
     if dataclasses.is_dataclass(struct):
         return {field.name: field.type for field in dataclasses.fields(struct)}
     return {field.name: field.type for field in msgspec.structs.fields(struct)}
@@ -55,7 +55,7 @@ def find_problems(struct: Any, body: dict[str, Any]) -> list[str]:
 
 
 def find_sampling_problems(parameters: dict[str, Any]) -> list[str]:
-    """List the problems of sampling parameters, which the server builds from keywords."""
+    """List the problems of the sampling parameters, which the server passes as keywords."""
     fields, problems = list_fields(SamplingParams), []
     for name, value in parameters.items():
         if name not in fields:

@@ -1,5 +1,5 @@
-"""Finds the tests' SGLang environment. Imports nothing of the project, because every test run
-imports this module."""
+"""Find the SGLang environment of the tests. This module imports nothing of the project, because every
+test run imports this module."""
 
 from pathlib import Path
 
@@ -8,5 +8,5 @@ PYTHON = ROOT / ".venv-sglang" / "bin" / "python"
 
 
 def missing_for_sglang() -> str:
-    """Return a message if the environment is missing, otherwise an empty string."""
+    """Return an error message if the environment is missing, or else an empty string."""
     return "" if PYTHON.exists() else f"there is no {PYTHON.relative_to(ROOT)}."

@@ -1,4 +1,4 @@
-"""Settings and checks of whole runs on real SGLang servers."""
+"""Settings of whole runs on real SGLang servers, and checks of their results."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ from tests.actors.runs.running import (
 from tests.processes import is_running, processes_that_name
 from tests.sglang.environment import PYTHON
 
-PATIENCE_S = 1500.0  # a server takes a minute to start on two idle cores
+PATIENCE_S = 1500.0  # a start takes a minute on two idle cores, and longer on busy ones
 _ENGINE = (
     "engine.kind=sglang",
     "engine.kv_tokens=8192",
@@ -39,7 +39,7 @@ OWN_SERVER = (
 
 @contextlib.contextmanager
 def running(runs: Path, *settings: str) -> Iterator[tuple[subprocess.Popen[str], RunFolder]]:
-    """Launch a run, and wait at the end of the block until it has succeeded."""
+    """Launch a run; at the end of the block, wait until the run has succeeded."""
     with launch(runs, *settings) as process:
         try:
             yield process, RunFolder(runs / "demo")
@@ -54,22 +54,22 @@ def attach_to(url: str) -> tuple[str, ...]:
 
 
 def count_running_turns(folder: RunFolder, at_least: int, after: int = 0) -> int:
-    """Return the running turns in the last load report; 0 before version `at_least` or with at most `after`
-    reports."""
+    """Return the number of running turns in the last load report. Return 0 before version `at_least`, or if
+    there are at most `after` reports."""
     loads = read_log_entries(folder, "engine.load", "generator-0")
     return loads[-1]["running"] if len(loads) > after and loads[-1]["version"] >= at_least else 0
 
 
 def stop_in_a_step(group: int, folder: RunFolder, at_least: int, launcher: subprocess.Popen[str]) -> None:
-    """Stop the server's process group while turns run, as load reports confirm."""
+    """Stop the server's process group while turns run, and check with load reports that turns run."""
     while True:
         wait_until(lambda: count_running_turns(folder, at_least) > 0, launcher, PATIENCE_S)
         os.killpg(group, signal.SIGSTOP)
         before = len(read_log_entries(folder, "engine.load", "generator-0"))
         time.sleep(4 * REPORT_INTERVAL_S)
-        if count_running_turns(folder, at_least, after=before + 1) > 0:  # the first report may be older
+        if count_running_turns(folder, at_least, after=before + 1) > 0:  # the first report can be older
             return
-        os.killpg(group, signal.SIGCONT)  # between two steps
+        os.killpg(group, signal.SIGCONT)  # the server was stopped between two steps
 
 
 def get_process_name(pid: int) -> str:
@@ -79,9 +79,9 @@ def get_process_name(pid: int) -> str:
 
 
 def find_shared_memory(pids: list[int]) -> Iterator[int]:
-    """Yield the inodes of the shared memory that the processes map."""
+    """Yield the inodes of the shared memory files that the processes map."""
     for pid in pids:
-        with contextlib.suppress(OSError):  # the process exited
+        with contextlib.suppress(OSError):  # the process has exited
             lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
             yield from (int(line.split()[4]) for line in lines if "/dev/shm/" in line)
 
@@ -93,18 +93,18 @@ def check_run_result(folder: RunFolder, steps: int) -> dict[str, Any]:
     steps_logged = metrics(folder, "step")
     assert [step["step"] for step in steps_logged] == list(range(1, steps + 1))
     assert sum(step["rows"] for step in steps_logged) > 0
-    assert all(step["mismatch_max"] < 1e-4 for step in steps_logged if step["rows"])  # bound of the embedded engine
+    assert all(step["mismatch_max"] < 1e-4 for step in steps_logged if step["rows"])  # as in the embedded engine
     assert read_token_versions(folder) == {step: {step} for step in range(steps)}
     return summary
 
 
 def get_loaded_versions(folder: RunFolder) -> list[int]:
-    """Return the engine's weight versions, in order."""
+    """Return the weight versions in the order in which the engine loaded them."""
     return [entry["version"] for entry in read_log_entries(folder, "weights.loaded", "generator-0")]
 
 
 def check_cleanup(folder: RunFolder, processes: list[int], shared: set[int]) -> None:
-    """Check that nothing is left. `shared`: inodes of named shared memory."""
+    """Check that no process, socket or shared memory is left. `shared`: inodes of named shared memory."""
     assert processes_that_name(str(folder.path.parent)) == []
     assert [get_process_name(pid) for pid in processes if is_running(pid)] == []
     assert not folder.sockets.exists()

@@ -14,17 +14,17 @@ from asterism.tasks.tiny.prepare import TinyDemo
 from tests.sglang.environment import PYTHON
 
 SEQUENCE_TOKENS = 192
-LONGEST = 1000 - SPARE_TOKENS  # longest sequence of the shared servers
+LONGEST = 1000 - SPARE_TOKENS  # tokens of the longest sequence on the shared servers
 SCARCE_TOKENS = 1024
 
 
 def sglang(port: int = 31_000, arguments: tuple[str, ...] = (), **changes: object) -> SGLangConfig:
-    """Return options for a machine without CUDA, with deterministic seeds."""
+    """Return SGLang options for a machine without CUDA, with deterministic sampling."""
     return SGLangConfig(
         python=str(PYTHON),
         port=port,
         arguments=("--enable-deterministic-inference", *arguments),
-        startup_timeout_s=1700.0,  # a minute on two idle cores
+        startup_timeout_s=1700.0,  # a start takes a minute on two idle cores
         **changes,  # pyright: ignore[reportArgumentType]
     )
 
@@ -47,7 +47,7 @@ def make_scarce(model: Path, port: int) -> ServerRequirements:
 
 
 def make_replicated(model: Path, port: int) -> ServerRequirements:
-    """Return requirements with two model replicas on the first core; each replica runs one request at a time."""
+    """Return requirements with two model replicas on the first core; a replica runs one request at a time."""
     engine = EngineConfig(kind="sglang", kv_tokens=8192, max_running=1)
     given = sglang(port, data_parallel=2)
     environment = {**given.environment, "SGLANG_CPU_OMP_THREADS_BIND": "0|0"}
@@ -55,7 +55,7 @@ def make_replicated(model: Path, port: int) -> ServerRequirements:
 
 
 def save_tiny_model(folder: Path, seed: int = 0, **shape: int) -> Path:
-    """Save the demo's model with random weights, and its tokenizer."""
+    """Save a model of the demo's architecture with random weights, and the demo's tokenizer."""
     tiny = TinyDemo(num_train_questions=1, num_test_questions=1, num_sft_dialogues=200, **shape)
     run = RunConfig(name="tiny", seed=seed, dialogue=DialogueConfig(tools=("jupyter_code",)))
     tiny.prepare(run, RunFolder(folder))

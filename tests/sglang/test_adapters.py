@@ -1,5 +1,5 @@
-"""Adapters of a learner on a real server: the tokens of each version, turns during an update, released memory, and a whole run
-in which the server is killed."""
+"""Adapters of a learner on a real server: tokens of each version, turns during an update, released memory,
+and a whole run in which the server is killed."""
 
 import asyncio
 import os
@@ -49,12 +49,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(2 * PATI
 
 PORT = 31_330
 OPTIONS = LoraOptions(rank=3, alpha=12.0, targets=("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"))
-MAX_ERROR = 1e-4  # error of float32 log probabilities: at most 1.8e-5 by processor; other weights differ by over 0.01
+MAX_ERROR = 1e-4  # in float32; errors of equal weights are up to 1.8e-5, of other weights over 0.01
 LONG = 400  # new tokens of a turn that an update interrupts
 
 
 class Adapted(NamedTuple):
-    """A server with LoRA, and a learner with adapters."""
+    """A server with LoRA, and a learner that trains adapters."""
 
     shared: SharedServer
     folder: Path
@@ -82,7 +82,7 @@ class Adapted(NamedTuple):
         return published
 
     def train(self, seed: int) -> CausalLM:
-        """Change the adapters, and return the merged model, which does not change later."""
+        """Change the adapters, and return a merged copy of the model."""
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.learner.named_parameters():
             if "lora_" in name:
@@ -108,21 +108,21 @@ def adapted(loop: asyncio.Runner, model: Path, tmp_path_factory: pytest.TempPath
 
 
 def measure_errors(model: CausalLM, asked: GenerationRequest, found: Generation) -> torch.Tensor:
-    """Return the error of each token's log probability, against the learner's with the merged model."""
+    """Return the absolute error of each token's log probability, relative to the merged model's."""
     expected = learners_logprobs(model, asked, found)
     sampled = expected.gather(1, torch.from_numpy(found.token_ids).long()[:, None])[:, 0]
     return (sampled - torch.from_numpy(found.logprobs)).abs()
 
 
 async def count_adapters(shared: SharedServer) -> int:
-    """Count the adapters of the server, which lists them when it refuses an unknown name."""
+    """Count the server's adapters, which the server lists in its refusal of an unknown name."""
     async with SGLangClient(shared.server.url) as client:
         with pytest.raises(UpdateRefused, match="name none does not exist") as refusal:
             await client.unload_adapter("none")
     return str(refusal.value).count("asterism-")
 
 
-async def test_each_version_gives_the_merged_models_log_probabilities_and_has_its_own_cache(adapted: Adapted) -> None:
+async def test_each_version_has_the_merged_models_log_probabilities_and_a_separate_cache(adapted: Adapted) -> None:
     async with adapted.open_engine() as engine:
         base, asked = adapted.merge(), request(1, 40, 40)
         for version in range(3):
@@ -138,7 +138,7 @@ async def test_each_version_gives_the_merged_models_log_probabilities_and_has_it
             assert engine.get_load().recomputed_tokens == 0
 
 
-async def test_turns_continue_under_new_adapters_and_a_new_engine_replaces_earlier_adapters(adapted: Adapted) -> None:
+async def test_turns_continue_under_new_adapters_and_a_new_engine_removes_earlier_adapters(adapted: Adapted) -> None:
     async with adapted.open_engine() as engine:
         models = {10: adapted.train(10)}
         await engine.load_weights(adapted.publish(10))
@@ -180,10 +180,10 @@ RUN = (
 
 
 @pytest.mark.nightly
-def test_a_run_publishes_adapters_and_a_replaced_server_receives_the_base_and_the_newest_adapters(
+def test_a_server_that_replaces_a_killed_one_receives_the_base_and_the_newest_adapters(
     tmp_path: Path, cold_start: RunFolder
 ) -> None:
-    """The death of the server ends its generator."""
+    """When the server dies, its generator process exits, too."""
     with running(tmp_path, *OWN_SERVER, *RUN, *from_cold_start_of(cold_start)) as (process, folder):
         wait_until(lambda: len(metrics(folder, "step")) >= 1, process, PATIENCE_S)
         processes = family(process.pid)

@@ -1,4 +1,4 @@
-"""Retractions by a real server with a cache for less than half of its trajectories' demand."""
+"""Retractions by a real server whose cache holds less than half of the tokens of its trajectories."""
 
 import asyncio
 import re
@@ -22,7 +22,7 @@ POLICIES: tuple[PolicyName, ...] = ("least_requests", "kv_lookahead")
 def outcomes(
     loop: asyncio.Runner, servers: tuple[SharedServer, SharedServer]
 ) -> dict[PolicyName, tuple[ScarceServerOutcome, int]]:
-    """Return, by policy, the outcome and the number of retractions in the server's log."""
+    """Run each policy; return its outcome and the number of retractions in the server's log by policy."""
     scarce = servers[1]
 
     async def measure_policy(policy: PolicyName) -> tuple[ScarceServerOutcome, int]:
@@ -39,7 +39,7 @@ def count_logged_retractions(shared: SharedServer) -> int:
     return sum(map(int, re.findall(r"#retracted_reqs: (\d+)", shared.log.read_text())))
 
 
-def test_the_cache_fits_each_trajectory_but_not_all_of_them():
+def test_the_cache_has_room_for_each_trajectory_but_not_for_all():
     work = draw_workload(SHAPE, seed=0)
     assert find_longest(work) <= LONGEST
     assert work.demand_tokens > 2 * SCARCE_TOKENS

@@ -1,4 +1,4 @@
-"""Runs the short form of the adapter's benchmark against a running server."""
+"""Run the short form of the benchmark of the SGLang engine against a running server."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ CROWD = ("in_flight", "in_flight_at_server", "lost", "mixed_up")
 EVIDENCE = ("told_apart", "own_difference", "neighbours_difference")
 
 
-def test_a_thousand_concurrent_requests_lose_and_swap_no_response(
+def test_no_response_of_a_thousand_concurrent_requests_is_lost_or_swapped(
     loop: asyncio.Runner, servers: tuple[SharedServer, SharedServer], model: Path
 ):
     roomy, _ = servers

@@ -1,4 +1,4 @@
-"""`asterism serve` with a real server: OpenAI's chat API with default arguments stops and has parsed calls."""
+"""`asterism serve` with a real server: with OpenAI's default arguments, answers end and calls are parsed."""
 
 import json
 import signal
@@ -26,7 +26,7 @@ class Serving(NamedTuple):
     run: RunFolder
     process: subprocess.Popen[str]
     url: str
-    output: list[str]  # lines up to the address
+    output: list[str]  # printed lines up to the line with the address
 
     def ask(self, messages: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
         body = json.dumps({"model": "demo-0", "messages": messages, **options}).encode()
@@ -68,7 +68,7 @@ def read_questions(run: RunFolder, count: int) -> list[str]:
     return [json.loads(line)["question"] for line in lines]
 
 
-def test_default_arguments_stop_and_give_parsed_calls(serving: Serving) -> None:
+def test_with_default_arguments_answers_end_and_calls_are_parsed(serving: Serving) -> None:
     assert "parser of calls: qwen25\n" in serving.output
     config = load_run(serving.run.config)
     tokenizer = load_tokenizer(serving.run.get_checkpoint_path(0))
@@ -77,7 +77,7 @@ def test_default_arguments_stop_and_give_parsed_calls(serving: Serving) -> None:
     for question in read_questions(serving.run, 8):
         answer = serving.ask([{"role": "user", "content": question}], tools=serving.tools)
         [choice] = answer["choices"]
-        assert choice["finish_reason"] in ("stop", "tool_calls")  # not "length"
+        assert choice["finish_reason"] in ("stop", "tool_calls")  # the answer did not reach its limit ("length")
         assert answer["usage"]["prompt_tokens"] == len(renderer.render_prompt(question))
         assert answer["usage"]["completion_tokens"] <= config.response_tokens
         assert "<|im_end|>" not in (choice["message"]["content"] or "")
@@ -89,7 +89,7 @@ def test_default_arguments_stop_and_give_parsed_calls(serving: Serving) -> None:
 
 
 def test_a_dialogue_continues_after_a_result(serving: Serving) -> None:
-    """The prompt of the second turn has the tokens of a rollout that made this call."""
+    """The prompt of the second turn has the same tokens as a rollout with this call."""
     question = read_questions(serving.run, 1)[0]
     call = {"name": "jupyter_code", "arguments": '{"code": "print(6 * 7)"}'}
     messages: list[dict[str, Any]] = [

@@ -1,4 +1,4 @@
-"""The engine of OpenAI's completions API with a real SGLang server, compared with the engine of its own API."""
+"""The engine of OpenAI's completions API with a real server, compared with the engine of SGLang's own API."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""`asterism eval` of running servers: they answer in parallel and keep their weights."""
+"""`asterism eval` of running servers, which answer in parallel and keep their weights."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from tests.sglang.runs import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(2 * PATIENCE_S)]
 
-QUESTIONS, SAMPLES = 60, 3  # more than the cache of either server holds at once
+QUESTIONS, SAMPLES = 60, 3  # more answers than the cache of either server holds at once
 
 
 def test_two_servers_answer_all_questions_and_keep_their_weights(
@@ -26,7 +26,7 @@ def test_two_servers_answer_all_questions_and_keep_their_weights(
     for each in servers:
         loop.run(each.start())
     urls = [each.server.url for each in servers]
-    served = loop.run(ask_servers(urls))  # other tests may have loaded weights into these servers
+    served = loop.run(ask_servers(urls))  # other tests can have loaded weights into these servers
     settings = (
         *(f"sums={file}", f"model.checkpoint={model}", f"runs_folder={tmp_path}", "sandbox.backend=process"),
         *('dialogue.tools=["jupyter_code"]', "dialogue.prompt_tokens=32", "dialogue.response_tokens=64"),

@@ -38,7 +38,7 @@ def roomy(servers: tuple[SharedServer, SharedServer]) -> SharedServer:
 
 @asynccontextmanager
 async def pause_externally(client: SGLangClient) -> AsyncGenerator[None]:
-    """Pause the server by another client than the engine."""
+    """Pause the server with a client that does not belong to the engine."""
     await client.pause("in_place")
     try:
         yield
@@ -60,7 +60,7 @@ async def test_a_turn_that_times_out_keeps_its_tokens_and_is_aborted_on_the_serv
 
     with capture_logs() as lines:
         async with SGLangClient(roomy.server.url) as client:
-            async with bench.engine() as (engine, _):  # loads the checkpoint's weights
+            async with bench.engine() as (engine, _):  # the first engine loads the checkpoint's weights
                 whole = await tokens(engine, request(1, LONG))
             async with short_timeout.engine() as (engine, _):
                 before = await wait_for_idle_decode_steps(client)
@@ -75,7 +75,7 @@ async def test_a_turn_that_times_out_keeps_its_tokens_and_is_aborted_on_the_serv
                 assert (part.finish, part.token_ids.tolist()) == ("abort", whole[:count])
                 assert 0 < count < LONG // 2
                 assert await tokens(engine, request(3)) == await tokens(engine, request(3))
-                # The server aborted the turn.
+                # The few further decode steps show that the server aborted the turn.
                 assert await wait_for_idle_decode_steps(client) - before < LONG // 2
     truncations = [line for line in lines if line["event"] == "turn.truncated"]
     assert [(line["trajectory_id"], line["cause"]) for line in truncations] == [
@@ -99,7 +99,7 @@ def test_a_folder_without_a_model_fails_with_the_servers_error(tmp_path: Path) -
 def test_the_doctor_reports_compatible_servers_problems_and_ports_in_use(roomy: SharedServer) -> None:
     run = load_run(Path("configs/tiny_sglang.toml"), [f"sglang.port={roomy.requirements.sglang.port}"])
     statuses = {name: finding.status for name, finding in check_run(run).items()}
-    assert statuses.pop("plan") in ("ok", "warning")  # depends on the machine's memory
+    assert statuses.pop("plan") in ("ok", "warning")  # the status depends on the machine's memory
     assert statuses == {"model.checkpoint": "ok", "sglang.python": "ok", "sglang.port": "unusable", "GPUs": "ok"}
 
     url = roomy.server.url

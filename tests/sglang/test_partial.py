@@ -1,9 +1,9 @@
-"""A whole run on a real SGLang server with rollouts ahead of the learner: weights change during turns.
+"""A whole run on a real SGLang server with rollouts ahead of the learner, so that weights change during turns.
 
 The server's request log, which the run does not read, contains the weight version of each token.
 
 A step uses 2 of the 200 started groups, and the server runs 16 of their 1,600 trajectories at a time. So turns run
-during nearly every update, even where the learner takes several times as long as on a quiet machine.
+during nearly every update, even on a busy machine, where the learner takes several times as long.
 """
 
 import json
@@ -51,7 +51,7 @@ class Span(msgspec.Struct):
 
 
 class Meta(msgspec.Struct):
-    id: str  # INSTANCE:TRAJECTORY-..., the engine's request id
+    id: str  # the engine's request id, INSTANCE:TRAJECTORY-...
     weight_versions: list[Span]
 
     @property
@@ -69,14 +69,14 @@ class Out(msgspec.Struct):
 
 
 class Finished(msgspec.Struct):
-    """The server's log entry at a request's end."""
+    """The entry that the server logs at the end of a request."""
 
     out: Out
 
 
 def read_server_log(folder: RunFolder) -> list[tuple[int, list[int]]]:
-    """Return trajectory and token versions of each request in the server's log, in order of
-    completion. The ids of the probes of new weights are negative."""
+    """Return the trajectory id and token versions of each request in the server's log, in order of
+    completion. Probes of new weights have negative ids."""
     lines = (folder.logs / "sglang-0.log").read_text().splitlines()
     ends = [line[line.index("{") :] for line in lines if '"request.finished"' in line]
     metas = [msgspec.json.decode(end, type=Finished).out.meta_info for end in ends]
@@ -97,7 +97,7 @@ def read_event_log(folder: RunFolder) -> dict[int, list[int]]:
 
 
 def list_updates_within(token_versions: Iterable[list[int]]) -> list[int]:
-    """List the versions of weights that arrived in the middle of at least one of these token sequences."""
+    """List the weight versions that arrived in the middle of at least one of these token sequences."""
     return sorted({newer for versions in token_versions for older, newer in pairwise(versions) if newer > older})
 
 

@@ -30,11 +30,11 @@ from tests.sglang.serving import make_replicated
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.sglang, pytest.mark.timeout(1800)]
 
 PORT = 31_320
-Ranks = dict[int, list[int | None]]  # the rank of each turn, by sequence
+Ranks = dict[int, list[int | None]]  # the ranks of a sequence's turns, by sequence
 
 
 class RecordingClient(SGLangClient):
-    """A client that records the rank of each response."""
+    """A client that records which rank sent each response."""
 
     def __init__(self, url: str, ranks: Ranks) -> None:
         super().__init__(url)
@@ -74,7 +74,7 @@ def start_turns(
     return [asyncio.ensure_future(engine.generate(as_sequence(number, template))) for number in numbers]
 
 
-async def test_sequences_of_a_prompt_share_a_rank_and_load_and_capacity_cover_both_ranks(
+async def test_sequences_of_a_prompt_share_a_rank_and_the_load_covers_both_ranks(
     bench: SGLangBench, shared: SharedServer, ranks: Ranks
 ) -> None:
     async with bench.engine() as (engine, capacity):
@@ -91,11 +91,11 @@ async def test_sequences_of_a_prompt_share_a_rank_and_load_and_capacity_cover_bo
     assert ranks == {number: [0 if number < 3 else 1] for number in range(6)}
 
 
-async def test_a_sequence_reuses_the_prefix_of_its_rank(bench: SGLangBench, ranks: Ranks) -> None:
+async def test_a_sequence_reuses_the_cached_prefix_of_its_rank(bench: SGLangBench, ranks: Ranks) -> None:
     async with bench.engine() as (engine, _):
         requests = [request(number, 30, 40) for number in (11, 12)]
         first = await asyncio.gather(*map(engine.generate, requests))
-        # Sequentially, so that both ranks are idle.
+        # The turns run one after another, so that both ranks are idle before each turn.
         for turn, generation in reversed([*zip(requests, first, strict=True)]):
             again = await engine.generate(continued(turn, generation.token_ids.tolist(), 4))
             assert again.cached_tokens == (40 + 29) // PAGE * PAGE
@@ -137,7 +137,7 @@ async def test_the_longest_queued_request_of_a_rank_runs_first(bench: SGLangBenc
         ended: list[str] = []
         [near] = start_turns(engine, [33], request(31, 8))
         near.add_done_callback(lambda _: ended.append("near"))
-        await asyncio.sleep(0)  # its request arrives first
+        await asyncio.sleep(0)  # the request of this turn arrives first
         far = asyncio.ensure_future(engine.generate(further))
         far.add_done_callback(lambda _: ended.append("far"))
         await wait_until(bench, engine, lambda load: load.waiting == 2, blocker)

@@ -1,4 +1,4 @@
-"""Each body that the client sends has only fields, with types, that the request structs of the pinned SGLang have."""
+"""Each body that the client sends has only fields and types of the request structs of the pinned SGLang."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ Request = tuple[str, dict[str, Any]]
 
 
 def decode(requests: Sequence[Request]) -> list[list[str]]:
-    """Return the problems that SGLang's structs have with the requests."""
+    """Decode the requests with SGLang's structs, and return the problems."""
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     ran = subprocess.run(
         [PYTHON, PROGRAM], input=json.dumps(requests), capture_output=True, text=True, env=environment, timeout=500
@@ -99,7 +99,7 @@ async def send_control_requests() -> list[Request]:
 
 
 async def send_weights(folder: Path) -> list[Request]:
-    """Send weights with each transport, in several buckets."""
+    """Send weights in several buckets with each transport."""
     checkpoint = save_small_model(folder, small_model())
     layout, checksums = load_layout(checkpoint, torch.bfloat16), ChecksumRegistry(folder / "checksums", "sglang-0")
     parameters = dict(small_model(seed=7).named_parameters())

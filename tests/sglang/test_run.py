@@ -27,7 +27,7 @@ SMALL = (f"rl.steps={STEPS}", "rl.prompts=2", "rl.rollouts=6")
 
 
 def get_memory_events(folder: RunFolder) -> list[str]:
-    """Return the server's memory events and weight updates, in order."""
+    """Return the server's memory events and weight updates in their order of time."""
     entries = map(json.loads, (folder.logs / "generator-0.jsonl").read_text().splitlines())
     names = ("memory.released", "memory.resumed", "weights.loaded")
     return [entry.get("part", entry["event"]) for entry in entries if entry["event"] in names]

@@ -1,5 +1,5 @@
-"""Whole runs with an SGLang server that is killed, suspended or restarted externally during a
-step.
+"""Whole runs with an SGLang server. During a step, the server is killed or suspended, or restarted
+externally.
 
 No trajectory is lost: turns in flight are requested again.
 """
@@ -35,9 +35,9 @@ from tests.sglang.runs import (
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.sglang, pytest.mark.timeout(2 * PATIENCE_S)]
 
 SCHEDULER = "sglang::scheduler"
-STOPPED_S = 3.0  # less than the run's timeouts
+STOPPED_S = 3.0  # shorter than the timeouts of the run
 GROUPS = ("rl.prompts=4", "rl.rollouts=8")
-STEPS = 8  # the last steps leave time to stop a server in an early step
+STEPS = 8  # enough steps after the early step in which a server is stopped
 
 
 def find_scheduler(launcher: subprocess.Popen[str]) -> int:
@@ -79,7 +79,7 @@ def test_killed_and_stopped_servers_are_replaced(tmp_path: Path, cold_start: Run
     check_cleanup(folder, processes, shared)
 
 
-def test_an_external_server_may_be_suspended_and_restarted(
+def test_an_external_server_can_be_suspended_and_restarted(
     tmp_path: Path, cold_start: RunFolder, servers: tuple[SharedServer, SharedServer], loop: asyncio.Runner
 ) -> None:
     shared, _ = servers
@@ -97,7 +97,7 @@ def test_an_external_server_may_be_suspended_and_restarted(
             loop.run(shared.close())
             loop.run(shared.start())
         finally:
-            with contextlib.suppress(ProcessLookupError):  # other tests use the server
+            with contextlib.suppress(ProcessLookupError):  # other tests use this server
                 os.killpg(group, signal.SIGCONT)
     check_no_losses(folder, STEPS)
     assert get_deaths(folder) == ["silent"]

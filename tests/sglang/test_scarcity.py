@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
 
 
 async def test_requests_wait_for_a_full_queue(bench: SGLangBench) -> None:
-    """The server queues at most 64 requests and runs 16."""
+    """The server runs 16 requests and queues at most 64 more."""
     async with bench.engine(scarce=True, max_pending=120) as (engine, _):
         answers = await asyncio.gather(*(engine.generate(request(number, 8)) for number in range(120)))
         assert [len(each.token_ids) for each in answers] == [8] * 120
@@ -46,7 +46,7 @@ async def test_a_rejection_has_the_servers_message(servers: tuple[SharedServer, 
 
 
 async def _wait_for_queue(client: SGLangClient, count: int, running: asyncio.Future[Generation]) -> None:
-    """Wait for a queue of this length. Fails if the running turn ends before."""
+    """Wait until the server's queue has this length. Fails if the running turn ends earlier."""
     while (await client.get_loads())[0].num_waiting_reqs != count:
         assert not running.done()
-        await asyncio.sleep(0.02)  # the server sends no event
+        await asyncio.sleep(0.02)  # the server reports its queue only on request

@@ -95,7 +95,7 @@ async def test_an_external_server_keeps_running_after_close(started: Started):
     assert len(await generate_token(attached)) == 1
 
 
-async def test_weights_from_a_removed_folder_count_as_the_same_model(started: Started, tmp_path: Path):
+async def test_weights_from_a_folder_that_is_removed_later_count_as_the_same_model(started: Started, tmp_path: Path):
     folder = tmp_path / "weights"
     shutil.copytree(started.server.info.model_path, folder)
     async with SGLangClient(started.server.url) as client:
@@ -125,9 +125,7 @@ def test_closing_leaves_no_process_and_no_file(started: Started, loop: asyncio.R
     assert set(Path("/dev/shm").glob("sglang_*")) < memory
 
 
-def test_a_server_dies_with_the_process_that_started_it_and_leaves_nothing_after_the_next_start(
-    model: Path, tmp_path: Path
-):
+def test_a_server_dies_with_its_parent_and_the_next_start_removes_its_files(model: Path, tmp_path: Path):
     scratch = Path("/tmp") / name_scratch(f"orphan-{os.getpid()}")
     arguments = (str(model), str(tmp_path / "sglang-0.log"), str(scratch), str(ORPHAN_PORT))
     parent = subprocess.Popen(

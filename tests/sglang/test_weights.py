@@ -1,4 +1,4 @@
-"""Weight updates of a real SGLang server with each transport: its checksums and its cache."""
+"""Weight updates of a real SGLang server with each transport: the server's checksums and cache."""
 
 import asyncio
 import os
@@ -42,7 +42,7 @@ SEQUENCE_TOKENS = 2000
 VOCABULARY = 280
 PROMPT = np.random.default_rng(0).integers(0, VOCABULARY, 100).tolist()
 TRANSPORTS = ("disk", "tensor", "group", "ipc")
-BUCKET = 32 * 2**10  # several buckets for the model
+BUCKET = 32 * 2**10  # bytes; the model needs several buckets
 EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -54,7 +54,7 @@ class Served(NamedTuple):
     publisher: WholePublisher
     parameters: dict[str, Tensor]
     checksums: dict[str, str]
-    logprobs: list[float]  # logprobs of the greedy tokens after PROMPT
+    logprobs: list[float]  # log probabilities of the greedy tokens after PROMPT
 
     def publish(self, version: int, *, noise: float = 0.0) -> WeightsPublished:
         generator = torch.Generator().manual_seed(version)
@@ -94,7 +94,7 @@ def served(
 
 
 def export_in_shards(folder: Path, checkpoint: Path, dtype: Literal["float32", "bfloat16"]) -> Path:
-    """Export in shards, as the learner exports a checkpoint of a large model."""
+    """Export the model in shards, like the learner's export of a large model."""
     run = RunConfig(name="export", learner=make_learner(export_dtype=dtype))
     trainer = Trainer(load_model(folder), run, RankGroup())
     trainer.save(checkpoint, folder, max_shard_bytes=64 * 2**10)
@@ -120,7 +120,7 @@ def get_logprobs(answer: GenerateResponse) -> list[float]:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_an_update_gives_the_checksums_of_a_start_from_these_weights(served: Served, transport: str) -> None:
+async def test_an_update_gives_the_same_checksums_as_a_start_from_these_weights(served: Served, transport: str) -> None:
     first = 10 + 2 * TRANSPORTS.index(transport)
     await served.transports[transport].update(served.client, served.publish(first, noise=0.1))
     changed = (await served.client.compute_checksums())[0].checksums
@@ -130,7 +130,7 @@ async def test_an_update_gives_the_checksums_of_a_start_from_these_weights(serve
     assert (await served.client.get_model_info()).weight_version == str(first + 1)
 
 
-async def test_the_error_names_a_parameter_that_changes_in_transit(
+async def test_the_error_names_a_parameter_that_a_transport_changes(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     update_from_tensor, update = SGLangClient.update_from_tensor, served.transports["tensor"].update
@@ -149,8 +149,8 @@ async def test_the_error_names_a_parameter_that_changes_in_transit(
     assert (await served.client.compute_checksums())[0].checksums == served.checksums
 
 
-async def test_all_parameters_of_known_form_are_compared(served: Served) -> None:
-    """Float32 compares all; bfloat16 only embedding and norms, since another CPU server may pack the matrices."""
+async def test_all_parameters_with_a_known_checksum_form_are_compared(served: Served) -> None:
+    """In bfloat16 only the embedding and norms are compared, because servers on other CPUs can pack matrices."""
     server = await served.client.get_server_info()
     dtype = getattr(torch, server.dtype)
     published = {name: parameter.to(dtype) for name, parameter in served.parameters.items()}
@@ -163,7 +163,7 @@ async def test_all_parameters_of_known_form_are_compared(served: Served) -> None
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_prompt_cached_under_old_weights_is_recomputed_during_a_pause(served: Served, transport: str) -> None:
+async def test_a_prompt_is_recomputed_if_its_cache_has_old_weights(served: Served, transport: str) -> None:
     first = 20 + 2 * TRANSPORTS.index(transport)
     old, new = served.publish(first, noise=0.1), served.publish(first + 1)
 
@@ -177,7 +177,7 @@ async def test_a_prompt_cached_under_old_weights_is_recomputed_during_a_pause(se
         await update(client, new)
         assert not await flush_while_paused(client)
         last = [answer async for answer in running][-1]
-    # One request at a time: batching changes the rounding.
+    # Requests run one at a time, because batching changes the rounding.
     stale = await client.generate(make_request(PROMPT, build_extra_key(old)))
     fresh = await client.generate(make_request(PROMPT, build_extra_key(new)))
     assert [span.version for span in last.meta_info.weight_versions] == [str(first), str(first + 1)]
@@ -196,14 +196,14 @@ async def flush_while_paused(client: SGLangClient) -> bool:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_without_paused_requests_the_cache_is_flushed(served: Served, transport: str) -> None:
+async def test_an_update_without_paused_requests_flushes_the_cache(served: Served, transport: str) -> None:
     first = 30 + 2 * TRANSPORTS.index(transport)
     old, new = served.publish(first, noise=0.1), served.publish(first + 1)
 
     for weights in (old, new):
         await served.transports[transport].update(served.client, weights)
         answer = await served.client.generate(make_request(PROMPT, build_extra_key(old)))
-        # The server removes a request after its answer, but before the next answer.
+        # The server removes a request only after it has answered, but before it answers the next request.
         await served.client.get_server_info()
     assert answer.meta_info.cached_tokens == 0
     assert get_logprobs(answer) == served.logprobs

@@ -1,4 +1,4 @@
-"""Every code block of docs/tasks.md, and the task on the first screen of README.md, run."""
+"""Every code block of docs/tasks.md runs, as does the task on the first screen of README.md."""
 
 import json
 import os
@@ -47,7 +47,7 @@ ROWS: dict[str, dict[str, object]] = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Make a folder with all files of the page, and with the rows in the page's comments."""
+    """Make a folder with all files of the page, and with the rows that the page's comments contain."""
     for language, text in BLOCKS:
         if language == "python":
             (tmp_path / text.splitlines()[0].removeprefix("# ")).write_text(text)
@@ -73,7 +73,7 @@ def run_commands(folder: Path, text: str) -> str:
     return found.stdout
 
 
-def test_the_commands_check_the_task_train_on_it_and_print_a_story(folder: Path) -> None:
+def test_the_commands_of_the_page_check_a_task_train_and_print_a_story(folder: Path) -> None:
     check, train, check_again, regrade = (text for language, text in BLOCKS if language == "console")
     assert "capital(country" in run_commands(folder, check)
     assert "capital(country" in run_commands(folder, check_again)
@@ -98,7 +98,7 @@ def test_every_configuration_loads_with_its_tasks(folder: Path) -> None:
     assert kinds == [["environment"], ["dialogue"], ["tools"], ["tools", "dialogue"], [DEFAULT_TASK.kind]]
 
 
-def test_the_program_makes_the_rows_that_the_configuration_names(folder: Path) -> None:
+def test_the_program_of_the_page_makes_the_rows_of_the_configuration(folder: Path) -> None:
     run, made = load(folder, TOML[-1]), RunFolder(folder / "made")
     made.path.mkdir()
     assert find_prepared_model(run) is None
@@ -150,7 +150,7 @@ async def test_the_environment_of_the_page_counts_and_gives_a_reward(folder: Pat
         assert (reward, components) == (pytest.approx(0.98), {"reached": 1.0, "steps": -0.02})
 
 
-async def test_the_game_of_the_page_answers_with_turns_of_the_user(folder: Path) -> None:
+async def test_the_game_of_the_page_answers_with_user_turns(folder: Path) -> None:
     async with open_services(folder, TOML[2]) as services:
         await call(services, "guess", "", ROWS["numbers"])
         said = [{"role": "assistant", "content": text} for text in ("Is it 3", "", "I say 4")]

@@ -1,4 +1,4 @@
-"""Former names are refused with the present ones, rewritten in files, and accepted in run folders."""
+"""Former names of keys are refused with the present names, rewritten in files, and accepted in run folders."""
 
 import tomllib
 from io import StringIO
@@ -75,10 +75,10 @@ learner.optimizer.warmup_steps = 0
 """
 
 
-def test_every_present_name_is_a_key_and_no_former_name_is() -> None:
+def test_only_present_names_are_keys() -> None:
     assert [new for new in RENAMED_KEYS.values() if find_annotation(RunConfig, new.split(".")) is None] == []
     former = [old for old in RENAMED_KEYS if find_annotation(RunConfig, old.split(".")) is not None]
-    assert former == ["learner.loss"]  # the key is a table now
+    assert former == ["learner.loss"]  # this former key is now a table
 
 
 def test_a_file_is_rewritten_with_its_comments(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_file_is_rewritten_with_its_comments(tmp_path: Path) -> None:
     assert output.getvalue().endswith(": 0 names replaced\n")
 
 
-def test_tables_of_one_line_are_rewritten() -> None:
+def test_tables_on_one_line_are_rewritten() -> None:
     assert migrate_text("learner = { lr = 1, ranks = 2 }\n") == "learner = { optimizer.lr = 1, ranks = 2 }\n"
 
 

@@ -1,4 +1,4 @@
-"""References to environment variables are resolved, and texts hide their values."""
+"""References to environment variables are resolved, and the values are hidden in texts."""
 
 import pytest
 
@@ -24,7 +24,7 @@ ENVIRONMENT = {"TOKEN": "planted-4711", "LONG": "planted-4711-and-more", "EMPTY"
         (True, True),
     ],
 )
-def test_a_reference_is_replaced_by_the_variable_at_any_depth(value: object, resolved: object) -> None:
+def test_a_reference_at_any_depth_is_replaced_by_the_value_of_its_variable(value: object, resolved: object) -> None:
     assert resolve_references({"key": value}, "tasks.t.parameters", ENVIRONMENT).table == {"key": resolved}
 
 

@@ -1,6 +1,6 @@
 """A state machine of trajectories and engines around one arbiter, with its invariants.
 
-A second arbiter receives the same events: its effects must agree byte for byte.
+A second arbiter receives the same events and must send the same bytes.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from asterism.policies.decider import Send
 from tests.policies.arbiter.leases import load, request
 
 RESPONSE = 960
-CAPACITY = 1088  # the smallest engine: one trajectory with the longest prompt fits
+CAPACITY = 1088  # tokens of the smallest engine: the longest prompt and its response
 PROMPTS = (8, 40, 128)
 MAX_OVERTAKES = 3
 NAMES = ("a", "b", "c")  # engine names
@@ -54,7 +54,7 @@ class ArbiterMachine(RuleBasedStateMachine):
         self.incarnations: Counter[str] = Counter()  # last incarnation of each engine
         self.evicted: Counter[str] = Counter()
         self.continuation_sent = False
-        self.started: list[int] = []  # ids in the order of the first grants
+        self.started: list[int] = []  # trajectory ids in the order of their first grants
         self.num_started = 0
 
     # ---------------------------------------------------------------- one event
@@ -92,7 +92,7 @@ class ArbiterMachine(RuleBasedStateMachine):
         trajectory = self.trajectories[grant.trajectory_id]
         assert trajectory.state == "waiting"
         assert trajectory.lease + 1 == grant.lease
-        assert trajectory.engine in ("", grant.engine)  # pages on other engines were released before
+        assert trajectory.engine in ("", grant.engine)  # the trajectory has no pages on another engine
         assert trajectory.tokens < grant.tokens <= trajectory.prompt + RESPONSE
         assert grant.incarnation == self.engines[grant.engine].incarnation
         assert grant.waited_s >= 0
@@ -163,7 +163,7 @@ class ArbiterMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES))
     def an_engine_leaves_before_its_join_arrives(self, name: str) -> None:
-        """The departure of the previous incarnation has not arrived, either."""
+        """EngineLeft of the new incarnation precedes its EngineJoined and replaces EngineLeft of the previous one."""
         self.incarnations[name] += 1
         self.engines.pop(name, None)
         self._drop_caches(name)
@@ -199,7 +199,7 @@ class ArbiterMachine(RuleBasedStateMachine):
         tid = self._choose("running", which)
         trajectory = self.trajectories[tid]
         limit = trajectory.prompt + RESPONSE
-        most = trajectory.leased or limit  # tokens of a departed engine may still arrive
+        most = trajectory.leased or limit  # 0 leased tokens: the engine has left while the turn's end is in flight
         trajectory.tokens += max(1, int(share * (most - trajectory.tokens)))
         if then == "end" or trajectory.tokens >= limit:
             self._end(tid)
@@ -283,7 +283,7 @@ class ArbiterMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), earlier=st.integers(0, 2), kind=st.integers(0, 2))
     def stale_events_change_nothing(self, name: str, earlier: int, kind: int) -> None:
-        """Stale events include duplicates of the current incarnation, and reports of engines that have not joined."""
+        """Duplicates from the current incarnation and reports of engines that have not joined are stale, too."""
         last = self.incarnations[name]
         incarnation = last - earlier
         is_joined = name in self.engines and incarnation == last
@@ -350,7 +350,7 @@ class ArbiterMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_new_trajectory_is_overtaken_by_more_than_the_bound(self) -> None:
-        """Trajectory ids follow the order of arrival."""
+        """Trajectory ids increase in the order of the first requests."""
         bound = MAX_OVERTAKES if self.policy == "kv_lookahead" else 0
         new = [tid for tid, trajectory in self.trajectories.items() if trajectory.lease == 0]
         for tid in [*new, *self.started]:

@@ -68,7 +68,7 @@ def load(
 def reports(
     costs: CostCoefficients, number: int, *, engine: str = "a", seed: int = 0, noise: float = 0.0
 ) -> Iterator[msg.EngineLoadReported]:
-    """Yield the reports of an engine with these costs from its start; `noise` is relative, per interval."""
+    """Yield load reports of an engine with these costs; `noise` is the relative error of each interval's time."""
     rng = np.random.default_rng(seed)
     busy_s, steps, prefilled = 0.0, 0, 0
     used = [0, *rng.integers(0, 1_000_000, number).tolist()]

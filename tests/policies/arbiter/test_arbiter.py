@@ -1,4 +1,4 @@
-"""Grants, engines and reasons of the arbiter with each policy, also under any order of events."""
+"""The arbiter's grants, chosen engines and reasons, with each policy and under any order of events."""
 
 from typing import get_args
 from unittest import TestCase
@@ -14,7 +14,7 @@ from tests.policies.arbiter.leases import PROMPT, RESPONSE, joined, load, reques
 
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 BATCHING_REASON = "for requests made at the same time, then for room"
-WORST_CASE = PROMPT + RESPONSE  # 64 tokens: the worst case, and the capacity of one engine
+WORST_CASE = PROMPT + RESPONSE  # most tokens of a trajectory (64), and the capacity of one engine
 
 
 def make_arbiter(policy: PolicyName, *capacities: int, page: int = 1) -> Arbiter:
@@ -31,7 +31,7 @@ def list_engines(effects: list[Send]) -> list[str]:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_lease_is_granted_immediately_if_there_is_room(policy: PolicyName) -> None:
     *deferred, effect = settled(make_arbiter(policy, 64), 3.0, request(1))
-    assert len(deferred) == (policy == "kv_lookahead")  # it waits for simultaneous requests
+    assert len(deferred) == (policy == "kv_lookahead")  # kv_lookahead waits for simultaneous requests
     assert effect.to == "rollout-0"
     assert isinstance(effect.message, msg.LeaseGranted)
     assert effect.message.reason
@@ -85,7 +85,7 @@ def test_least_requests_chooses_the_engine_with_the_fewest_running_trajectories(
     assert list_engines(list(arbiter.decide(0.0, request(2)))) == ["generator-1"]
 
 
-def test_worst_case_chooses_the_engine_with_the_most_free_tokens_and_returns_to_the_cache() -> None:
+def test_worst_case_chooses_the_engine_with_the_cache_or_else_with_the_most_free_tokens() -> None:
     arbiter = make_arbiter("worst_case", 200, 150)
     where = [list_engines(list(arbiter.decide(0.0, request(tid)))) for tid in range(3)]
     assert where == [["generator-0"], ["generator-1"], ["generator-0"]]
@@ -112,7 +112,7 @@ def test_a_withdrawn_request_does_not_block_later_requests() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_one_decision_grants_a_bounded_number_and_continues_by_a_message_to_itself(policy: PolicyName) -> None:
+def test_a_decision_grants_a_bounded_number_of_requests_and_continues_by_a_message(policy: PolicyName) -> None:
     arbiter = Arbiter(policy, RESPONSE)
     for tid in range(2 * MAX_GRANTS_PER_DECISION + 3):
         settled(arbiter, 0.0, request(tid))
@@ -125,7 +125,7 @@ def test_one_decision_grants_a_bounded_number_and_continues_by_a_message_to_itse
     assert counts == [MAX_GRANTS_PER_DECISION, MAX_GRANTS_PER_DECISION, 3]
 
 
-def test_the_ledger_is_reported_with_each_load_report() -> None:
+def test_the_arbiter_answers_each_load_report_with_a_report_of_its_ledger() -> None:
     arbiter = make_arbiter("kv_lookahead", 64, page=16)
     settled(arbiter, 0.0, request(1))
     settled(arbiter, 0.0, request(2))
@@ -134,7 +134,7 @@ def test_the_ledger_is_reported_with_each_load_report() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_restarted_run_has_no_requests_and_waits_for_engines_to_join(policy: PolicyName) -> None:
+def test_the_arbiter_of_a_restarted_run_has_no_requests_and_waits_for_engines(policy: PolicyName) -> None:
     arbiter = make_arbiter(policy, 64)
     for tid in range(2 * MAX_GRANTS_PER_DECISION):
         arbiter.decide(0.0, request(tid))
@@ -150,7 +150,7 @@ def test_new_trajectories_wait_until_all_simultaneous_requests_have_arrived() ->
         Send("rollout-0", msg.LeaseDeferred(2, BATCHING_REASON)),
     )
     assert arbiter.decide(0.0, request(1)) == [deferrals[0], Send("head/arbiter", msg.AdmissionContinued())]
-    assert arbiter.decide(0.0, request(2)) == [deferrals[1]]  # the continuation is already sent
+    assert arbiter.decide(0.0, request(2)) == [deferrals[1]]  # the arbiter has already sent the continuation
     assert served(arbiter.decide(0.0, msg.AdmissionContinued())) == [1, 2]
 
 

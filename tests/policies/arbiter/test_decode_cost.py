@@ -53,7 +53,7 @@ def test_the_counters_of_an_engine_that_rejoins_start_from_0() -> None:
     assert step_costs.costs == pytest.approx(COSTS, rel=0.1)
 
 
-def test_a_constant_column_costs_nothing_and_no_cost_is_negative() -> None:
+def test_a_constant_counter_costs_nothing_and_no_cost_is_negative() -> None:
     only_steps = learn(load("a", steps=10 * number, busy_s=0.08 * number) for number in range(20))
     assert only_steps.costs == pytest.approx((8e-3, 0.0, 0.0), rel=1e-3)
     idle = learn(load("a") for _ in range(20))

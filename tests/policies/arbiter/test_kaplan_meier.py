@@ -1,4 +1,4 @@
-"""The Kaplan-Meier estimator against its definition."""
+"""The Kaplan-Meier estimator agrees with its definition."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ LENGTHS = st.lists(st.tuples(st.integers(0, LIMIT), st.booleans()), max_size=60)
 
 
 def estimate_from(*observations: tuple[int, bool]) -> KaplanMeierEstimator:
-    """Each observation is a length, and whether the trajectory has ended or still runs."""
+    """Estimate from pairs of a length and a flag, which is False if the trajectory still runs."""
     survival = KaplanMeierEstimator(LIMIT)
     for tokens, ends in observations:
         if ends:
@@ -62,7 +62,7 @@ def test_without_observations_all_lengths_are_equally_likely() -> None:
     assert survival.compute_mean_beyond(LIMIT // 2) == pytest.approx(LIMIT * 3 / 4)
 
 
-def test_assumed_survival_is_removed_when_the_trajectory_ends_earlier() -> None:
+def test_assumed_survival_is_removed_if_the_trajectory_ends_earlier() -> None:
     ahead, plain = KaplanMeierEstimator(LIMIT), KaplanMeierEstimator(LIMIT)
     for tokens in (350, 1250, 2999, 20) * 20:
         ahead.assume_alive(0, 1000)
@@ -74,7 +74,7 @@ def test_assumed_survival_is_removed_when_the_trajectory_ends_earlier() -> None:
     assert compute_curve(ahead) == pytest.approx(compute_curve(plain))
 
 
-def test_assumed_survival_is_removed_after_any_number_of_other_ends() -> None:
+def test_assumed_survival_is_removed_even_after_many_other_ends() -> None:
     survival = KaplanMeierEstimator(LIMIT)
     for _ in range(4096):
         survival.assume_alive(0, 1000)

@@ -1,4 +1,4 @@
-"""The peak demand against a simulation that grows every trajectory token by token."""
+"""The forecast peak demand equals the peak of a simulation, which adds tokens to all trajectories one by one."""
 
 import numpy as np
 from hypothesis import given
@@ -7,11 +7,11 @@ from numpy.typing import NDArray
 
 from asterism.policies.arbiter.kv_demand import KvDemandForecast, compute_interval_starts
 
-LIMIT = 64  # one token per interval: the forecast is exact
+LIMIT = 64  # at this limit, intervals are one token wide and the forecast is exact
 
 
 def make_curve(remaining: int, limit: int = LIMIT) -> NDArray[np.float64]:
-    """Make the survival curve of a fixed remaining length."""
+    """Make the survival curve of a trajectory with a fixed number of remaining tokens."""
     return (compute_interval_starts(limit) < remaining).astype(np.float64)
 
 
@@ -20,7 +20,7 @@ def add(forecast: KvDemandForecast, tid: int, tokens: int, remaining: int, limit
 
 
 def simulate_peak(sizes: list[tuple[int, int]]) -> int:
-    """Simulate trajectories that grow together. `sizes`: tokens and remaining tokens of each trajectory."""
+    """Return the peak demand of trajectories that grow in parallel. `sizes`: tokens and remaining tokens of each."""
     return max(
         sum(tokens + moment for tokens, remaining in sizes if remaining >= moment)
         for moment in range(max(remaining for _, remaining in sizes) + 1)
@@ -41,7 +41,7 @@ def test_a_trajectory_fits_if_the_peak_demand_fits(sizes: list[tuple[int, int]],
 
 
 @given(SIZES, st.data())
-def test_removed_and_updated_trajectories_count_with_their_current_state(
+def test_the_forecast_follows_removals_and_updates_of_trajectories(
     sizes: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     forecast, left = KvDemandForecast(LIMIT), dict[int, tuple[int, int]]()
@@ -100,4 +100,4 @@ def test_wider_intervals_never_underestimate_the_demand(sizes: list[tuple[int, i
         add(forecast, tid, tokens, remaining, 640)
     need = simulate_peak([*sizes, one])
     assert not forecast.can_fit(one[0], make_curve(one[1], 640), need - 1)
-    assert forecast.can_fit(one[0], make_curve(one[1], 640), need + 10 * (len(sizes) + 1))  # an interval width each
+    assert forecast.can_fit(one[0], make_curve(one[1], 640), need + 10 * (len(sizes) + 1))  # 10: interval width

@@ -1,4 +1,4 @@
-"""The ledger counts whole pages and a shared prompt once, and leases no page beyond the usable pages."""
+"""The ledger counts whole pages, counts a shared prompt once, and leases only usable pages."""
 
 from collections.abc import Callable
 
@@ -40,7 +40,7 @@ def test_older_reports_are_refused() -> None:
     with pytest.raises(ProtocolError, match="reports lower counters than before"):
         engine.apply_report(load(steps=10, evicted=0))
     engine.apply_report(load(steps=30, evicted=5))
-    assert engine.usable_pages == 960  # the same eviction reduces the usable pages once
+    assert engine.usable_pages == 960  # the repeated report of the eviction reduces no further pages
 
 
 def test_requests_of_ended_trajectories_are_refused() -> None:
@@ -87,7 +87,7 @@ def test_the_time_of_a_decode_step_is_measured_between_two_reports() -> None:
     assert engine.step_s == pytest.approx(0.05)
 
 
-def test_the_only_account_of_an_engine_may_use_all_announced_pages() -> None:
+def test_the_only_account_of_an_engine_can_use_all_announced_pages() -> None:
     ledger, engine = make_ledger(64)
     engine.apply_report(load())
     engine.apply_report(load(evicted=1))

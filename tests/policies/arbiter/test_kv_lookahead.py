@@ -1,4 +1,4 @@
-"""The order, evictions and engines of kv_lookahead, with known lengths."""
+"""The policy kv_lookahead: its order of grants, evictions and chosen engines, with known lengths."""
 
 from collections.abc import Sequence
 
@@ -39,7 +39,7 @@ class Known:
 
 
 class Scene:
-    """An arbiter, and trajectories that request, pause and end by id."""
+    """An arbiter whose trajectories request leases, pause and end; the methods take their ids."""
 
     def __init__(self, *capacities: int, turn: int = 100, overtaken: int = 1000, completes: bool = False) -> None:
         self.arbiter = Arbiter("kv_lookahead", RESPONSE)
@@ -86,7 +86,7 @@ def test_a_lease_covers_the_expected_tokens_of_the_turn() -> None:
 
 def test_extensions_within_a_turn_precede_tool_results() -> None:
     scene = Scene(330)
-    scene.request_leases(1, 2, 3)  # 110 tokens each: all pages are leased
+    scene.request_leases(1, 2, 3)  # each holds 110 tokens, so all pages are leased
     scene.expected.turn = 200
     assert served(scene.request_lease(1, tokens=110, turn=1)) == []
     assert served(scene.request_lease(3, tokens=110)) == []
@@ -101,12 +101,12 @@ def test_the_older_of_two_waiting_trajectories_with_a_cache_is_first() -> None:
     scene.expected.turn = 110
     scene.now = 0.1
     first = scene.request_lease(2, tokens=111, turn=1)
-    assert (served(first), released(first)) == ([2], [1])  # no other trajectory existed
+    assert (served(first), released(first)) == ([2], [1])  # trajectory 1 is idle, so its cache is evicted
     scene.now = 0.2
     assert served(scene.request_lease(1, tokens=111, turn=1)) == []
 
 
-def test_idle_caches_are_evicted_first_and_the_longest_idle_before_the_others() -> None:
+def test_the_cache_that_is_idle_longest_is_evicted_first() -> None:
     scene = Scene(330)
     scene.request_leases(1, 2, 3)
     scene.pause(2, 110)
@@ -117,7 +117,7 @@ def test_idle_caches_are_evicted_first_and_the_longest_idle_before_the_others() 
     assert grant.reason == "continues its turn"
 
 
-def test_a_lease_is_shortened_to_the_free_room_if_it_is_worth_its_messages() -> None:
+def test_a_lease_is_shortened_to_the_free_room() -> None:
     scene = Scene(300)
     scene.request_leases(1, 2)  # 220 tokens are leased
     scene.expected.turn = 300
@@ -126,10 +126,10 @@ def test_a_lease_is_shortened_to_the_free_room_if_it_is_worth_its_messages() -> 
     assert "limited by the room" in grant.reason
 
 
-def test_the_youngest_waiting_trajectory_is_preempted_after_a_delay_and_the_oldest_is_never_preempted() -> None:
+def test_after_a_delay_the_youngest_waiting_trajectory_is_preempted_but_never_the_oldest() -> None:
     scene = Scene(220)
     scene.request_leases(1, 2)
-    assert served(scene.request_lease(1, tokens=110)) == []  # trajectory 2 runs and may free room
+    assert served(scene.request_lease(1, tokens=110)) == []  # trajectory 2 runs and can free room
     scene.now = 0.5
     assert released(scene.request_lease(2, tokens=110)) == [2]  # no trajectory runs, so no room will become free
 
@@ -151,7 +151,7 @@ def test_an_evicted_trajectory_precedes_new_trajectories_on_any_engine_with_room
     scene = Scene(220)
     scene.request_leases(1, 2, 3)
     scene.request_lease(1, tokens=110)
-    scene.request_lease(2, tokens=110)  # is evicted for trajectory 1
+    scene.request_lease(2, tokens=110)  # trajectory 2 is evicted for trajectory 1
     effects = scene.decide(joined(1, 220))
     assert [(grant.trajectory_id, grant.engine) for grant in granted(effects)] == [(2, "generator-1")]
     assert granted(effects)[0].reason == "there is room to recompute its cache"
@@ -160,7 +160,7 @@ def test_an_evicted_trajectory_precedes_new_trajectories_on_any_engine_with_room
 def test_an_evicted_trajectory_is_placed_immediately_if_there_is_room() -> None:
     scene = Scene(220, 1000)
     scene.expected.final = {50: 990.0}
-    scene.request_lease(9, group=50)  # starts on the larger engine
+    scene.request_lease(9, group=50)  # trajectory 9 starts on the larger engine
     scene.request_leases(1, 2)
     scene.pause(1, 110)
     assert released(scene.request_lease(2, tokens=110)) == [1]
@@ -169,25 +169,25 @@ def test_an_evicted_trajectory_is_placed_immediately_if_there_is_room() -> None:
     assert grant.engine == "generator-1"
 
 
-def test_a_few_members_of_each_group_start_before_the_expected_longest() -> None:
+def test_a_few_members_of_each_group_start_before_the_longest_group() -> None:
     scene = Scene()
     scene.expected.final = {0: 150.0, 1: 300.0}
     for tid in range(16):
         scene.request_lease(tid, tid % 2)
     effects = scene.decide(joined(0, 100_000))
     order = [tid % 2 for tid in served(effects)]
-    assert order[:8].count(0) == order[:8].count(1) == 4  # the probes of both groups
+    assert order[:8].count(0) == order[:8].count(1) == 4  # the first four members of both groups
     assert order[8:] == [1] * 4 + [0] * 4
     assert [tid for tid in served(effects) if tid % 2] == sorted(tid for tid in range(16) if tid % 2)
 
 
-def test_if_a_step_ends_at_its_first_groups_the_group_with_the_fewest_trajectories_left_is_first() -> None:
+def test_in_an_oversampled_step_the_group_with_the_fewest_trajectories_left_is_first() -> None:
     scene = Scene(330, completes=True)  # room for three trajectories at a time
     scene.expected.final = {0: 100.0, 1: 110.0}
     for tid in range(8):
         scene.request_lease(tid, tid // 4)
     assert [tid for tid, holding in scene.arbiter.ledger.accounts.items() if holding.state == "running"] == [0, 1, 2]
-    assert served(scene.end(0, 20)) == [3]  # the last of its group, although the other group is longer
+    assert served(scene.end(0, 20)) == [3]  # trajectory 3 is the last of group 0, although group 1 is longer
     assert served(scene.end(1, 20)) == [4]
     assert served(scene.end(2, 20)) == [5]
 
@@ -197,7 +197,7 @@ def test_a_trajectory_that_would_exceed_the_expected_peak_demand_does_not_start(
     scene.expected.final = {0: 450.0}
     assert served(scene.request_lease(1, 0)) == [1]
     assert served(scene.request_lease(2, 0)) == [2]
-    assert served(scene.request_lease(3, 0)) == []  # 60 tokens would fit now, but not the expected 3 * 450
+    assert served(scene.request_lease(3, 0)) == []  # 60 tokens would fit now, but the expected 3 * 450 tokens would not
     assert served(scene.end(1, 60)) == [3]
 
 
@@ -215,7 +215,7 @@ def test_an_empty_engine_takes_a_new_trajectory_despite_more_expected_room_elsew
     scene = Scene(120, 1200, turn=50)
     scene.expected.final = {0: 990.0, 1: 700.0}
     assert granted(scene.request_lease(1, 0))[0].engine == "generator-1"
-    # The only trajectory of an engine may have any expected length.
+    # The only trajectory of an engine can have any expected length.
     assert granted(scene.request_lease(2, 0))[0].engine == "generator-0"
 
 
@@ -234,20 +234,20 @@ def test_the_only_trajectory_of_an_engine_gets_all_remaining_room() -> None:
 def test_stale_heap_entries_are_ignored(ending: str) -> None:
     scene = Scene(220)
     scene.request_leases(1, 2)
-    scene.request_lease(1, tokens=110)  # waits with a cache
+    scene.request_lease(1, tokens=110)  # trajectory 1 waits and keeps its cache
     effects = scene.end(1, 110) if ending == "end" else scene.request_lease(2, tokens=110)
     assert served(effects) == ([] if ending == "end" else [1])
     assert scene.arbiter.policy.decide_next(scene.now) is None
 
 
-def test_siblings_share_an_engine_while_it_has_room_for_further_siblings() -> None:
+def test_siblings_share_an_engine_while_the_engine_has_room() -> None:
     scene = Scene(6000, 6100, 5000)
     scene.expected.final = {0: 500.0}
     where = [granted(scene.request_lease(tid, 0))[0].engine for tid in range(6)]
     assert where == ["generator-1"] * 4 + ["generator-0"] * 2
 
 
-def test_without_new_trajectories_work_migrates_from_the_last_engine_to_the_first() -> None:
+def test_a_trajectory_migrates_from_the_slowest_engine_to_the_fastest() -> None:
     scene = Scene(4000, 4000)
     start_equally_long(scene, 4)
     where = {tid: scene.arbiter.ledger.accounts[tid].engine for tid in range(4)}
@@ -275,7 +275,7 @@ def test_no_trajectory_migrates_while_others_wait_to_start() -> None:
 
 
 def report_both(scene: Scene, number: int) -> None:
-    """Report ten further steps of both engines, with a cost of a microsecond per cached token and no other cost."""
+    """Report ten more steps of both engines; each cached token costs a microsecond, and nothing else costs time."""
     for engine in ("generator-0", "generator-1"):
         scene.decide(load(engine, steps=10 * number, busy_s=0.1 * number**2, used=20_000 * number))
 
@@ -291,7 +291,7 @@ def start_equally_long(scene: Scene, count: int) -> None:
 
 def test_an_oversold_engine_evicts_down_to_its_usable_pages() -> None:
     scene = Scene(1000, turn=240)
-    scene.request_leases(1, 2, 3, 4)  # 250 tokens each: all pages are leased
+    scene.request_leases(1, 2, 3, 4)  # each holds 250 tokens, so all pages are leased
     for tid in (2, 3, 4):
         scene.pause(tid, 250)
     scene.arbiter.decide(0.0, load())

@@ -14,7 +14,7 @@ LIMIT = 6400
 
 
 def learn(*tokens: int, times: int) -> LengthStats:
-    """Learn from ended trajectories of one turn with these lengths, one length after another, `times` times."""
+    """Learn from `times` ended trajectories of each of these lengths; every trajectory has one turn."""
     lengths = LengthStats(LIMIT)
     for each in tokens:
         for _ in range(times):
@@ -79,7 +79,7 @@ def test_a_member_is_expected_to_become_as_long_as_its_siblings() -> None:
     assert lengths.estimate_final_tokens(1, 0) < lengths.estimate_final_tokens(777, 0) * 1.1
 
 
-def test_running_members_keep_the_expected_length_of_a_group_from_being_too_short() -> None:
+def test_the_expected_length_of_a_group_includes_its_running_members() -> None:
     lengths = LengthStats(LIMIT)
     for _ in range(500):
         lengths.survival.add_ended(0, 1000)
@@ -87,11 +87,11 @@ def test_running_members_keep_the_expected_length_of_a_group_from_being_too_shor
     for member in range(8):
         lengths.update_expected_tokens(0, None, lengths.survival.compute_mean_beyond(0))
         if member < 4:
-            lengths.update_expected_tokens(0, lengths.survival.compute_mean_beyond(0), 1000.0)  # ended
+            lengths.update_expected_tokens(0, lengths.survival.compute_mean_beyond(0), 1000.0)  # this member has ended
         else:
             lengths.update_expected_tokens(
                 0, lengths.survival.compute_mean_beyond(0), lengths.survival.compute_mean_beyond(3000)
-            )  # running
+            )  # this member still runs
     assert lengths.survival.compute_mean_beyond(3000) == pytest.approx(5000, rel=0.05)
     assert lengths.estimate_final_tokens(0, 0) == pytest.approx(lengths.survival.compute_mean_beyond(0), rel=0.1)
 
@@ -133,7 +133,7 @@ def test_trajectories_that_were_aborted_before_their_start_do_not_count() -> Non
     assert expectations.estimate_final_tokens(ledger.accounts[9999]) == before
 
 
-def test_a_dropped_group_has_the_estimate_over_all_groups() -> None:
+def test_a_group_with_dropped_statistics_gets_the_estimate_over_all_groups() -> None:
     lengths = LengthStats(LIMIT)
     lengths.update_expected_tokens(0, None, 6000.0)
     for group in range(1, 8193):

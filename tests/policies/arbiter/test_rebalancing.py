@@ -10,12 +10,12 @@ from asterism.policies.arbiter.rebalancing import Rebalancer
 from tests.policies.arbiter.leases import joined, reports
 
 LIMIT = 10_000
-TOKENS, REMAINING = 1000, 2000.0  # a trajectory with these tokens reads 4 million cached tokens
+TOKENS, REMAINING = 1000, 2000.0  # 2000 steps after 1000 tokens read 4 million cached tokens
 READS = CostCoefficients(step=1e-4, read=1e-6, prefill=1e-5)
 
 
 class Cluster:
-    """Engines with equal trajectories, directly after load reports."""
+    """A cluster of engines that run equal trajectories and have just reported their loads."""
 
     def __init__(self, *trajectories: int, costs: CostCoefficients = READS) -> None:
         self.balance = Rebalancer()
@@ -41,25 +41,25 @@ class Cluster:
         self.balance.on_migrated(self.engines[number].name, to, TOKENS, REMAINING)
 
 
-def test_a_trajectory_migrates_from_the_last_engine_to_the_first() -> None:
+def test_a_trajectory_migrates_from_the_slowest_engine_to_the_fastest() -> None:
     cluster = Cluster(10, 4, 2)
     assert cluster.find_target(0) == "generator-2"
     assert cluster.find_target(2) is None
 
 
 def test_no_trajectory_migrates_for_a_small_gain() -> None:
-    assert Cluster(10, 7).find_target(0) is None  # 8 of 10 would remain
+    assert Cluster(10, 7).find_target(0) is None  # 8 of 10 trajectories would remain
     assert Cluster(10, 5).find_target(0) == "generator-1"
 
 
-def test_no_trajectory_migrates_if_the_target_would_finish_as_late() -> None:
+def test_no_trajectory_migrates_if_the_target_would_finish_no_earlier() -> None:
     assert Cluster(2, 1).find_target(0) is None
     assert Cluster(2, 1).find_target(0, tokens=1000, remaining_tokens=100.0) == "generator-1"
 
 
 def test_no_trajectory_migrates_if_recomputation_costs_more_than_the_migration_saves() -> None:
     cluster = Cluster(10, 2)
-    assert cluster.find_target(0, tokens=5000, remaining_tokens=4.0) is None  # 0.02 s of reads, 0.05 s of recomputation
+    assert cluster.find_target(0, tokens=5000, remaining_tokens=4.0) is None  # it would save 0.02 s and cost 0.05 s
     assert cluster.find_target(0, tokens=5000, remaining_tokens=40.0) == "generator-1"
     dear = Cluster(10, 2, costs=READS._replace(prefill=1e-2))
     assert dear.find_target(0) is None
@@ -80,7 +80,7 @@ def test_the_next_decision_includes_earlier_migrations() -> None:
         cluster.move(0, to)
         moved += 1
         assert moved < 10
-    assert 2 <= moved <= 5  # (10 - moved) * 0.7 > moved
+    assert 2 <= moved <= 5  # migrations continue while (10 - moved) * 0.7 > moved
     assert cluster.find_target(1) is None
 
 

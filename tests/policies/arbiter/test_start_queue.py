@@ -8,7 +8,7 @@ from tests.policies.arbiter.leases import request
 
 
 class Waiting:
-    """A start queue with trajectories that request, start and end; `final` is the final length by group."""
+    """A start queue with trajectories that request, start and end; `final` contains the final length of each group."""
 
     def __init__(self, *, overtaken: int = 1000, completes: bool = False) -> None:
         self.ledger = Ledger()
@@ -67,7 +67,7 @@ def test_a_group_is_ranked_again_when_its_expected_length_changes() -> None:
     for group in (1, 2):
         waiting.add(group, *range(10 * group, 10 * group + 7))
     waiting.start_groups(8)
-    waiting.final = {1: 100.0, 2: 900.0}  # the first members now have these lengths
+    waiting.final = {1: 100.0, 2: 900.0}  # final lengths, according to the first members
     waiting.new.update_rank(2)
     assert waiting.start_groups(3) == [2, 2, 2]
     assert waiting.start_groups(3) == [1, 1, 1]
@@ -98,10 +98,10 @@ def test_a_trajectory_is_overdue_after_the_maximum_number_of_overtakes() -> None
     assert (oldest is not None and oldest.trajectory_id, overdue) == (14, True)
     assert waiting.start_next().trajectory_id == 14
     assert waiting.new.peek()[0] is waiting.ledger.accounts[25]
-    assert waiting.new.peek()[1] is True  # the first trajectory of the later arrivals
+    assert waiting.new.peek()[1] is True  # trajectory 25 is the first of the later arrivals
 
 
-def test_if_a_step_ends_at_its_first_groups_the_group_with_the_fewest_left_and_then_the_most_started_is_first() -> None:
+def test_in_an_oversampled_step_the_group_that_is_closest_to_its_end_is_first() -> None:
     waiting = Waiting(completes=True)
     waiting.final = {1: 900.0}
     waiting.add(1, *range(10, 16))
@@ -112,7 +112,7 @@ def test_if_a_step_ends_at_its_first_groups_the_group_with_the_fewest_left_and_t
     assert waiting.start_groups(1) == [4]
     for tid in (10, 11, 12):
         waiting.end(tid)
-    assert waiting.start_groups(1) == [1]  # three members of group 1 are left
+    assert waiting.start_groups(1) == [1]  # three members of group 1 have not ended
 
 
 def test_a_fully_started_group_is_ranked_again_when_members_are_added() -> None:

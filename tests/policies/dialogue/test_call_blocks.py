@@ -1,4 +1,4 @@
-"""Blocks of calls: the whole JSON object ends a block, and without one the next closing tag."""
+"""A block of calls ends after its complete JSON object, or else at the next closing tag."""
 
 import pytest
 
@@ -17,7 +17,7 @@ CODE = '{"name": "t", "arguments": {"code": "%s"}}'
         '\\\\\\"</tool_call>',
         "}]</tool_call>{[",
         "a\nb</tool_call>",  # a line break makes the JSON invalid, but not the block
-        "\\'</tool_call>",  # as does this escape
+        "\\'</tool_call>",  # this escape also makes the JSON invalid, but not the block
     ],
 )
 def test_a_tag_in_a_string_does_not_end_the_block(code: str) -> None:
@@ -44,7 +44,7 @@ def test_a_tag_in_a_string_does_not_end_the_block(code: str) -> None:
         ("</tool_call>{}", []),
     ],
 )
-def test_without_a_whole_object_the_next_closing_tag_or_the_text_ends_the_block(text: str, contents: list[str]) -> None:
+def test_a_block_without_a_complete_object_ends_at_the_next_closing_tag(text: str, contents: list[str]) -> None:
     blocks = list(iter_call_blocks(text, JSON_CALLS))
     assert [block.content for block in blocks] == contents
     assert [block.is_closed for block in blocks] == ["</tool_call>" in text[block.start :] for block in blocks]

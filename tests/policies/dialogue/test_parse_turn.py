@@ -19,9 +19,9 @@ FORMAT = build_dialogue_format(DialogueConfig(), MATH_PYTHON)
 
 
 @pytest.mark.parametrize("name", CALL_FORMATS)
-@example("[" * 1000 + '\\" {' * 100, "")  # brackets in a string are no nesting
+@example("[" * 1000 + '\\" {' * 100, "")  # brackets in a string do not nest
 @given(st.text(), st.text())
-def test_formatted_calls_parse_back(name: str, code: str, stdin: str) -> None:
+def test_parsing_restores_a_formatted_call(name: str, code: str, stdin: str) -> None:
     dialogue = build_dialogue_format(DialogueConfig(tool_call_format=name), MATH_PYTHON)
     call = ToolCall("python_code_with_standard_io", {"code": code, "input": stdin})
     assert parse_assistant_turn(dialogue.calls.format_call(call.tool, call.arguments), dialogue).calls == (call,)
@@ -62,7 +62,7 @@ TEXTS = st.lists(
 
 
 @given(TEXTS)
-def test_any_model_output_fits_a_message(text: str) -> None:
+def test_any_parsed_model_output_fits_a_message(text: str) -> None:
     said = parse_assistant_turn(text, FORMAT)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(said), type=AssistantTurn) == said
 
@@ -74,7 +74,7 @@ def test_without_tools_a_turn_has_no_calls() -> None:
     )
 
 
-def test_the_answer_tags_of_the_configuration_count() -> None:
+def test_the_answer_is_read_from_the_configured_tags() -> None:
     dialogue = build_dialogue_format(DialogueConfig(answer_open="[A]", answer_close="[/A]"), MATH_PYTHON)
     text = "[A]\\boxed{1}[/A] [A]\\boxed{2}[/A] [A] \\boxed{3} <answer>\\boxed{4}</answer>"
     assert parse_assistant_turn(text, dialogue) == AssistantTurn(
@@ -156,13 +156,13 @@ REPORTS = {report["id"]: report for report in map(json.loads, _LINES)}
 
 
 @pytest.mark.parametrize("name", ["box-01", "box-04", "box-07"])
-def test_the_boxes_of_public_reports_are_read_and_a_cut_last_one_is_no_answer(name: str) -> None:
+def test_boxes_of_public_reports_are_read_unless_the_last_box_is_cut(name: str) -> None:
     turn = parse_assistant_turn(REPORTS[name]["input"], FORMAT)
     answer = None if name == "box-07" else REPORTS[name]["expected"]
     assert (turn.answer, turn.has_complete_answer) == (answer, answer is not None)
 
 
-def test_a_closing_tag_in_the_code_of_a_public_report_does_not_end_its_call() -> None:
+def test_a_closing_tag_in_the_code_of_a_call_does_not_end_the_call() -> None:
     turn = parse_assistant_turn(REPORTS["call-01"]["input"], FORMAT)
     assert turn.calls == (ToolCall("jupyter_code", {"code": "print('</tool_call>')"}),)
 
@@ -172,7 +172,7 @@ CODES = st.lists(TAGS, max_size=12).map("".join)
 
 
 @given(st.lists(CODES, min_size=1, max_size=3), st.sampled_from(["", "\n", " "]))
-def test_calls_with_any_tags_in_their_codes_parse_back(codes: list[str], separator: str) -> None:
+def test_parsing_restores_calls_with_tags_in_their_code(codes: list[str], separator: str) -> None:
     text = separator.join(format_tool_call("jupyter_code", {"code": code}) for code in codes)
     expected = tuple(ToolCall("jupyter_code", {"code": code}) for code in codes)
     assert parse_assistant_turn(f"<reason>r</reason>{text}", FORMAT).calls == expected

@@ -1,4 +1,4 @@
-"""Texts of tokens that end within a character."""
+"""The shown text of tokens that end in the middle of a character."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,7 +8,7 @@ from asterism.policies.dialogue.token_text import TokenText, split_text
 
 
 class BytesTokenizer:
-    """One token a byte."""
+    """A tokenizer with one token per byte."""
 
     def encode(self, text: str, *, trusted: bool) -> list[int]:
         return list(text.encode())
@@ -29,14 +29,14 @@ def test_characters_of_several_tokens_are_shown_complete(size: int) -> None:
     assert not any("\ufffd" in piece for piece in shown)
 
 
-def test_invalid_characters_are_shown_and_do_not_stop_the_text() -> None:
+def test_invalid_bytes_are_shown_as_replacement_characters() -> None:
     text = TokenText(BytesTokenizer(), set())
     shown = "".join([*map(text.add, iter_pieces(b"a\xff\xff\xff\xff\xffb\xc3", 1)), text.finish()])
     assert shown.startswith("a\ufffd")
     assert shown.endswith("b\ufffd")
 
 
-def test_a_character_of_several_tokens_is_the_text_of_the_last_one() -> None:
+def test_a_character_of_several_tokens_is_the_text_of_its_last_token() -> None:
     texts = split_text(BytesTokenizer(), "aäb".encode() + b"\xc3")
     assert texts == ["a", "", "ä", "b", "\ufffd"]
     assert split_text(BytesTokenizer(), []) == []

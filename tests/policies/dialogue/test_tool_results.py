@@ -35,13 +35,13 @@ TRACEBACK = (
         (msg.CodeOk(msg.Output("ab", "", 5)), f"{SUCCESS}\nstdout:\nab\n... 5 bytes cut ..."),
     ],
 )
-def test_a_result_contains_success_or_failure_the_reason_and_the_streams(outcome: msg.CodeOutcome, text: str) -> None:
+def test_a_result_contains_the_status_the_reason_and_the_streams(outcome: msg.CodeOutcome, text: str) -> None:
     assert format_result(outcome, 500) == text
     assert is_failure(outcome) == text.startswith(FAILURE)
 
 
 @given(st.text(max_size=300), st.integers(min_value=1, max_value=100))
-def test_a_truncated_text_keeps_both_ends_and_the_number_of_cut_characters(text: str, limit: int) -> None:
+def test_a_truncated_text_has_both_ends_and_the_number_of_cut_characters(text: str, limit: int) -> None:
     shown = truncate_middle(text, limit)
     if len(text) <= limit:
         assert shown == text
@@ -98,7 +98,7 @@ def test_the_release_format_matches_the_release(outcome: msg.CodeOutcome, text: 
     assert format_result(outcome, 500, RELEASE, CODE) == text
 
 
-def test_the_release_cuts_streams_at_a_thousand_characters_and_then_the_middle() -> None:
+def test_the_release_cuts_each_stream_at_1000_characters_and_then_in_the_middle() -> None:
     shown = format_result(msg.CodeOk(msg.Output("a" * 999 + "b" * 999)), 256, RELEASE)
     assert shown == "Tool call success\nstdout: " + "a" * 102 + "...(truncated)..." + "a" * 127 + "b"
     assert format_result(msg.CodeOk(msg.Output("a" * 230)), 256, RELEASE) == "Tool call success\nstdout: " + "a" * 230
@@ -150,7 +150,7 @@ def test_results_contain_the_word_error_as_in_the_release(
     assert contains_error(outcome, format_result(outcome, 500, RELEASE), RELEASE) == release
 
 
-def test_a_malformed_call_counts_as_free_of_errors_in_both_formats() -> None:
+def test_a_call_that_cannot_be_decoded_is_no_error_in_either_format() -> None:
     call = MalformedCall("JSONDecodeError: Expecting value", is_decoded=False)
     assert not contains_error(None, format_malformed_call(call, 500))
     assert not contains_error(None, format_malformed_call(call, 500, RELEASE), RELEASE)

@@ -23,7 +23,7 @@ def make_run(**rl: object) -> RunConfig:
 
 
 def make_finished(trajectory_id: int, *versions: int, reward: float = 1.0, group_id: int = 0) -> msg.TrajectoryFinished:
-    """Make a trajectory of three prompt tokens, and one generated token of each version."""
+    """Make a trajectory of three prompt tokens, then one generated token of each version."""
     count = 3 + len(versions)
     return replace(
         finished(trajectory_id, reward, group_id=group_id),
@@ -80,7 +80,7 @@ class BufferDriver:
     def end(self, group_id: int, *versions: int, rewards: Sequence[float | None] = MIXED) -> list[Send]:
         """End all trajectories of the group, each with tokens of these versions.
 
-        The reward None is an infrastructure failure.
+        A trajectory with the reward None ends with an infrastructure failure.
         """
         effects: list[Send] = []
         for tid, reward in enumerate(rewards, self.groups[group_id].first_trajectory_id):

@@ -1,4 +1,4 @@
-"""The plan of an evaluation's answers: sets, numbers and seeds."""
+"""The plan of an evaluation: the sets, the number of answers and the seed of each answer."""
 
 from collections import Counter
 
@@ -24,14 +24,14 @@ def ask(run: RunConfig, counts: tuple[int, ...], label: str = "end_sampled", ver
     return EvaluationQuestions(run, counts).list_answers(EvaluationRequested(label, Sampling(), 9, version))
 
 
-def test_each_question_of_a_set_has_its_number_of_samples() -> None:
+def test_each_question_has_the_number_of_samples_of_its_set() -> None:
     answers = ask(sets(one("aime", samples=2), one("amc", questions=1)), (2, 5))
     assert [(each.problem, each.evaluation_set, each.place, each.sample) for each in answers] == [
         *((0, "aime", 0, 0), (0, "aime", 0, 1), (1, "aime", 1, 0), (1, "aime", 1, 1), (2, "amc", 0, 0))
     ]
 
 
-def test_a_set_may_have_more_questions_than_the_default() -> None:
+def test_a_set_can_have_more_questions_than_the_default() -> None:
     run = sets(one("gsm", questions=20), one("aime"))
     request = EvaluationPlan.from_config(run).build_request("end_greedy", 3)
     answers = EvaluationQuestions(run, (30, 30)).list_answers(request)
@@ -81,6 +81,6 @@ def test_a_resumed_evaluation_starts_only_the_missing_answers_with_their_seeds()
         return [effect.message for effect in effects if isinstance(effect.message, RunFailed)]
 
     assert find_failures()
-    assert not find_failures(1)  # an earlier launch had an answer
+    assert not find_failures(1)  # an earlier launch produced one answer
     planned = [group.seed for group in start()[1]]
     assert [group.seed for group in start(*planned[1:3], planned[5])[1]] == [planned[0], *planned[3:5]]

@@ -44,7 +44,7 @@ def test_a_step_starts_one_group_of_2g_trajectories_for_each_group_of_its_batch(
     assert groups[0].seed != groups[1].seed
 
 
-def test_the_learner_receives_mixed_groups_resampled_and_with_advantages() -> None:
+def test_the_learner_receives_resampled_mixed_groups_with_advantages() -> None:
     driver = make_driver()
     driver.request_step(1)
     effects = driver.end(0, 0, rewards=[1.0, 0.0, 0.0, 1.0])
@@ -70,7 +70,7 @@ def test_equal_rewards_are_rejected_and_refilled_up_to_the_limit() -> None:
     first, second = driver.start_step(1)
     (third,) = list_starts(driver.end(0, 0, rewards=[1.0] * 4))
     assert third.problem not in {first.problem, second.problem}
-    assert not list_starts(driver.end(1, 0, rewards=[0.0] * 4))  # the only refill is used
+    assert not list_starts(driver.end(1, 0, rewards=[0.0] * 4))  # the step has used its only refill
     effects = driver.end(2, 0, rewards=[1.0, 0.0, 1.0, 0.0])
     assert {row.group_id for row in driver.batches[0].samples} == {2}
     assert get_collected(effects).counts.totals.groups_rejected == 2
@@ -193,7 +193,7 @@ def test_two_evaluations_do_not_overlap() -> None:
         driver.start_evaluation(2, version=2)
 
 
-def test_an_evaluation_counts_tokens_of_other_weights() -> None:
+def test_an_evaluation_counts_tokens_that_other_weights_generated() -> None:
     driver = make_driver()
     (group,) = driver.start_evaluation(1, version=2)
     effects = driver.decide(make_finished(0, 2, 2, 3, group_id=group.group_id))
@@ -277,7 +277,7 @@ REWARDS = st.sampled_from([0.0, 1.0])
     st.lists(st.tuples(REWARDS, REWARDS, REWARDS, REWARDS), min_size=6, max_size=6),
     st.lists(st.integers(0, 2**16), min_size=24, max_size=24),
 )
-def test_a_batch_does_not_depend_on_the_order_of_ends(rewards: list[tuple[float, ...]], picks: list[int]) -> None:
+def test_the_order_of_endings_does_not_change_a_batch(rewards: list[tuple[float, ...]], picks: list[int]) -> None:
     """The step has at most six problems: two groups and four refills."""
     run = replace(RUN, rl=RlConfig(prompts=2, rollouts=4, max_refill_groups=4))
     in_turn, drawn = (_collected_in_order(make_driver(run), rewards, order) for order in ([0] * 24, picks))
@@ -288,7 +288,7 @@ def _collected_in_order(
     driver: BufferDriver, rewards: list[tuple[float, ...]], picks: list[int]
 ) -> tuple[list[msg.StartGroup], list[CompleteBatch], msg.StepCollected]:
     """End live trajectories in the order of `picks`; rewards depend on the group's index."""
-    living: list[tuple[int, int, float]] = []  # trajectory, group, reward
+    living: list[tuple[int, int, float]] = []  # trajectory id, group id, reward
     effects = driver.request_step(1)
     for pick in picks:
         for group in list_starts(effects):

@@ -1,4 +1,4 @@
-"""Advantage estimators and group filters by import path, in the group buffer."""
+"""The group buffer uses advantage estimators and group filters that are named by import path."""
 
 from pathlib import Path
 
@@ -65,7 +65,7 @@ def test_groups_that_a_filter_rejects_are_replaced(plug_in: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["all", "accept_all"])
-def test_a_filter_may_accept_equal_rewards(plug_in: Path, name: str) -> None:
+def test_a_filter_can_accept_equal_rewards(plug_in: Path, name: str) -> None:
     driver = make_driver(group_filter=name if name == "all" else f"{plug_in}:{name}")
     driver.request_step(1)
     driver.end(0, 0, rewards=(1.0, 1.0, 1.0, 1.0))
@@ -74,7 +74,7 @@ def test_a_filter_may_accept_equal_rewards(plug_in: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["drop_one", "divide_by_zero"])
-def test_advantages_of_another_number_or_not_finite_are_refused(plug_in: Path, name: str) -> None:
+def test_missing_advantages_and_infinite_advantages_are_refused(plug_in: Path, name: str) -> None:
     driver = make_driver(advantage_estimator=f"{plug_in}:{name}")
     driver.request_step(1)
     with pytest.raises(UnusableInput, match=r"^rl\.advantage_estimator: .* do not fit the rewards"):

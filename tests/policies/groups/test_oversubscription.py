@@ -19,7 +19,7 @@ def aborting() -> BufferDriver:
     return driver
 
 
-def test_a_step_starts_more_groups_than_it_needs_and_ends_with_its_first_complete_groups() -> None:
+def test_a_step_starts_surplus_groups_and_ends_with_its_first_complete_groups() -> None:
     driver = BufferDriver(make_run(max_staleness=0, group_oversampling=1.5))
     assert len(list_starts(driver.request_step(1))) == 3
     driver.end(2, 0)
@@ -88,7 +88,7 @@ def test_an_abort_of_an_open_trajectory_is_refused() -> None:
         driver.decide(msg.TrajectoryAborted(0, 0, STEP_ENDED, 7))
 
 
-def test_a_carried_group_counts_for_the_next_step_which_starts_one_group_fewer() -> None:
+def test_a_carried_group_replaces_a_new_group_of_the_next_step() -> None:
     driver = BufferDriver(make_run(group_oversampling=1.5, surplus_groups="carry"))
     assert len(list_starts(driver.request_step(1))) == 3
     assert len(list_starts(driver.request_step(2))) == 2  # both steps share the spare group
@@ -116,7 +116,7 @@ def test_stale_carried_groups_are_masked_or_dropped() -> None:
         num_before = len(driver.batches)
         effects = driver.end(1, 0, 1, 2)
         if rule == "drop":
-            assert len(driver.batches) == num_before  # lost with its group: the step still needs another
+            assert len(driver.batches) == num_before  # the group is lost, so the step needs another group
             assert driver.buffer.state.steps[3].counts.totals.groups_lost == 1
             assert driver.buffer.state.steps[3].staleness == staleness
         else:
@@ -135,7 +135,7 @@ def test_used_spare_groups_are_replenished_and_counted_once() -> None:
     driver = BufferDriver(make_run(max_staleness=2, prompts=1, group_oversampling=2, surplus_groups="carry"))
     assert [len(list_starts(driver.request_step(step))) for step in (1, 2, 3)] == [2, 1, 1]
     driver.end(0, 0, rewards=(1.0, 1.0))
-    driver.end(1, 0, rewards=(0.0, 0.0))  # the group is rejected too: the first step has no surplus group
+    driver.end(1, 0, rewards=(0.0, 0.0))  # group 1 is rejected, too, so step 1 has no surplus group
     assert len(list_starts(driver.request_step(4, 1))) == 2
     driver.end(4, 1)  # step 4 waits for step 2, and group 5 is carried to step 5
     driver.end(2, 0)
@@ -149,7 +149,7 @@ def test_the_last_step_carries_no_groups() -> None:
     assert list_aborts(driver.end(1, 0)) == [msg.GroupAborted(2, 4, 2, STEP_ENDED)]
 
 
-def test_a_carried_group_that_has_already_ended_is_judged_when_its_step_is_requested() -> None:
+def test_a_carried_group_that_has_ended_is_judged_when_the_next_step_is_requested() -> None:
     driver = BufferDriver(make_run(prompts=1, group_oversampling=3, surplus_groups="carry"))
     driver.request_step(1)
     driver.end(0, 0)

@@ -58,7 +58,7 @@ class TestOverlongPenalty:
         assert found == pytest.approx(penalty)
         assert compute_overlong_penalty(respond(0, 1.0, [7] * tokens, ending), RlConfig(), limit=100) == 0.0
 
-    def test_advantages_include_the_penalty_which_gives_equal_rewards_a_gradient(self) -> None:
+    def test_the_penalty_gives_a_group_of_equal_rewards_a_gradient(self) -> None:
         group = [respond(number, 1.0, [7] * size) for number, size in enumerate((10, 50, 90, 100))]
         assert select(group).verdict == "rejected"
         selection = select(group, overlong_buffer_tokens=20)
@@ -116,7 +116,7 @@ class TestFilters:
         assert selection.dropped == {"repeated": 2}
 
     @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=40), st.integers(1, 5))
-    def test_repeats_of_an_ngram_agree_with_a_plain_loop(self, tokens: list[tuple[int, bool]], size: int) -> None:
+    def test_found_repeats_agree_with_a_plain_loop(self, tokens: list[tuple[int, bool]], size: int) -> None:
         windows = [tokens[start : start + size] for start in range(len(tokens) - size + 1)]
         counts = Counter(tuple(token for token, _ in window) for window in windows if all(made for _, made in window))
         ids, generated = (

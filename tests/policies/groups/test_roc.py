@@ -32,7 +32,7 @@ def test_a_trajectory_without_calls_has_half_the_error_penalty() -> None:
     assert compute_error_penalty(finished(0, 1.0, calls=0), "release") == 0.5
 
 
-def test_the_release_counts_results_with_the_word_error_instead_of_failed_calls() -> None:
+def test_the_release_counts_results_that_contain_error_and_not_failed_calls() -> None:
     says_relative_error = finished(0, 1.0, calls=2, failed=0, mentions=1)
     timed_out_in_silence = finished(0, 1.0, calls=2, failed=1, mentions=0)
     assert compute_error_penalty(says_relative_error, "release") == 0.5
@@ -45,14 +45,14 @@ def test_the_release_counts_results_with_the_word_error_instead_of_failed_calls(
     ("opens", "closes", "turns", "report", "release"),
     [
         (1, 1, 2, 0.0, 0.0),
-        (1, 1, 1, 0.0, 1.0),  # the release's quirk: a clean answer without tools has no turn left
+        (1, 1, 1, 0.0, 1.0),  # in the release, an answer without tools gets the full penalty
         (0, 0, 2, 1.0, 1.0),
         (2, 1, 2, 1.0, 1.0),
         (2, 2, 4, 0.25, 1 / 3),
         (9, 9, 2, 1.0, 1.0),
     ],
 )
-def test_the_format_penalty(opens: int, closes: int, turns: int, report: float, release: float) -> None:
+def test_answer_tags_set_the_format_penalty(opens: int, closes: int, turns: int, report: float, release: float) -> None:
     trajectory = finished(0, 1.0, opens=opens, closes=closes, turns=turns)
     assert compute_format_penalty(trajectory, "report") == report
     assert compute_format_penalty(trajectory, "release") == pytest.approx(release)
@@ -64,7 +64,7 @@ def test_reversed_and_nested_answer_tags_are_a_violation_in_the_report_as_well()
         assert compute_format_penalty(trajectory, "report") == compute_format_penalty(trajectory, "release") == 1.0
 
 
-def test_the_release_counts_tags_of_the_whole_response_and_the_report_tags_of_the_assistant() -> None:
+def test_the_report_counts_only_tags_of_the_assistant_and_the_release_all_tags() -> None:
     counts = ReleaseCounts(4, 1, answer_opens=3, answer_closes=3, answer_spans=3, turns=8)
     trajectory = finished(0, 1.0, calls=1, failed=1, turns=2, release=counts)
     found = [
@@ -91,7 +91,7 @@ def test_a_larger_floor_keeps_more_dirty_positives() -> None:
         kept = [resample(group, 16, roc, seed) for seed in range(500)]
         return sum(one.trajectory_id < 8 for each in kept for one in each) / len(kept)
 
-    # The values of the table in docs/release.md.
+    # Mean number of kept dirty positives by floor, from the table in docs/release.md.
     expected = {0.001: 0.05, 0.01: 0.38, 0.05: 1.28, 0.1: 1.94, 0.2: 2.75, 0.5: 4.01}
     assert {floor: count_dirty(floor) for floor in expected} == pytest.approx(expected, abs=0.2)
     assert RocConfig().floor == 0.1
@@ -152,7 +152,7 @@ def test_positives_are_the_trajectories_with_rewards_above_the_threshold() -> No
     assert [one.trajectory_id for one in resample(group, 2, default, seed=1)] == [0, 4]
 
 
-def test_the_success_rule_selects_positives_independent_of_the_reward() -> None:
+def test_the_success_rule_selects_positives_independently_of_the_reward() -> None:
     roc = RocConfig(penalty="release", positives="lowest", negatives="first")
     group = [finished(tid, 0.1, calls=4, failed=tid, components={"correct": float(tid == 3)}) for tid in range(6)]
     success = parse_success("correct")
@@ -160,7 +160,7 @@ def test_the_success_rule_selects_positives_independent_of_the_reward() -> None:
     assert [one.trajectory_id for one in resample(group, 2, roc, seed=1)] == [0, 1]
 
 
-def test_negatives_are_drawn_uniformly_independent_of_the_penalty() -> None:
+def test_negatives_are_drawn_uniformly_whatever_their_penalty() -> None:
     group = [finished(0, 1.0), *(finished(tid, 0.0, calls=4, failed=tid) for tid in range(1, 5))]
     drawn = Counter(
         one.trajectory_id for seed in range(4000) for one in resample(group, 2, REPORT, seed) if not one.reward
@@ -168,7 +168,7 @@ def test_negatives_are_drawn_uniformly_independent_of_the_penalty() -> None:
     assert all(count / 4000 == pytest.approx(0.25, abs=0.03) for count in drawn.values())
 
 
-def test_the_release_keeps_the_lowest_penalties_with_ties_by_index_and_the_first_negatives() -> None:
+def test_the_release_keeps_positives_of_lowest_penalty_and_the_first_negatives() -> None:
     positives = [finished(tid, 1.0, calls=4, failed=failed) for tid, failed in enumerate([3, 0, 1, 0])]
     negatives = [finished(tid, 0.0) for tid in range(4, 8)]
     kept = resample([*positives, *negatives], 4, RELEASE, seed=1)

@@ -20,7 +20,7 @@ def test_the_oldest_version_is_max_staleness_before_the_updated_version() -> Non
 
 
 @given(st.lists(st.integers(0, 6), min_size=1), st.integers(0, 6), st.sampled_from(["mask", "drop"]))
-def test_only_fresh_tokens_count_and_a_trajectory_without_fresh_tokens_is_dropped(
+def test_only_fresh_tokens_count_and_wholly_stale_trajectories_are_dropped(
     versions: list[int], oldest: int, rule: str
 ) -> None:
     """The rule "drop" also drops a trajectory with one stale token."""
@@ -158,7 +158,7 @@ def test_steps_are_in_order_and_within_the_bound(settings: dict[str, int], data:
             asked += 1
             note(driver.request_step(asked, version))
         if len(driver.batches) > version and (not live or data.draw(st.booleans())):
-            version += 1  # the learner has trained a batch
+            version += 1  # the learner has trained on a batch
             continue
         tid = data.draw(st.sampled_from(sorted(live)))
         group_id = live.pop(tid)

@@ -41,7 +41,7 @@ def test_a_recorded_synchronous_run_is_reproduced(name: str) -> None:
     deciders = {
         "buffer": GroupBuffer(run, ProblemSet.of_one_task(train), ProblemSet.of_one_task(test)),
         "recipe": Recipe(EvaluationPlan(4, 3), ("generator-0", "generator-1"), run.rl.max_staleness),
-        "recorder": Recorder(4, HealthConfig(masked_trajectories="off")),  # the recordings lose trajectories
+        "recorder": Recorder(4, HealthConfig(masked_trajectories="off")),  # trajectories of the recordings fail
     }
     assert len(recording) > 100
     loaded, assembler = Counter[int](), BatchAssembler()
@@ -55,7 +55,7 @@ def test_a_recorded_synchronous_run_is_reproduced(name: str) -> None:
         sends = deciders[actor].decide(now, message)
         sends = [
             send for send in sends if not isinstance(send.message, msg.FailureReported)
-        ]  # newer than the recordings
+        ]  # FailureReported is newer than the recordings
         did = [msg.Envelope("", send.to, send.message) for send in sends]
         batches = [batch for each in did for batch in assembler.add(each.message)]
         assert batches == [batch for effect in effects for batch in decode_batch(effect)]
@@ -64,7 +64,7 @@ def test_a_recorded_synchronous_run_is_reproduced(name: str) -> None:
 
 
 def decode_batch(effect: bytes) -> list[CompleteBatch]:
-    """Decode an effect that is a batch, else return no batch. The recordings have the samples in BatchReady."""
+    """Return the batch of an effect, if it has one. In the recordings, BatchReady contains the samples."""
     _, _, (kind, *fields) = msgspec.msgpack.decode(effect)
     return [msgspec.convert(fields, RecordedBatch).complete()] if kind == "BatchReady" else []
 
@@ -78,8 +78,8 @@ class RecordedBatch(msgspec.Struct, array_like=True):
 
 
 def without_loads(effects: Sequence[msg.Envelope]) -> list[msg.Envelope]:
-    """Recordings have WeightsLoaded at the recorder, the recipe's RunFinished to the launcher, and no GroupJudged.
-    Batches are compared on their own."""
+    """Remove the known differences: messages about weights and groups, and the receiver of RunFinished.
+    The caller compares batches."""
     left_out = msg.WeightsLoaded | msg.WeightsSynced | msg.GroupJudged | msg.GroupAccepted | msg.BatchReady
     kept = [effect for effect in effects if not isinstance(effect.message, left_out)]
     return [replace(effect, to="") if isinstance(effect.message, msg.RunFinished) else effect for effect in kept]

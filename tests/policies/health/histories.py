@@ -10,8 +10,8 @@ HEALTHY_STEPS = [
     msgspec.json.decode(line, type=dict[str, float])
     for line in Path(__file__).with_name("healthy_demo.jsonl").read_bytes().splitlines()
 ]
-EVALUATION = "accuracy of the evaluation"  # not a metric of a step: see list_reports
-Values = dict[str, float | None]  # None: the step lacks the metric
+EVALUATION = "accuracy of the evaluation"  # list_reports adds this value as an evaluation
+Values = dict[str, float | None]  # None removes the metric from the step
 _NO_ROWS: Values = dict.fromkeys(
     ("loss", "grad_norm", "clip_fraction", "entropy", "mismatch_k3", "mismatch_above_1", "updates_skipped")
 )
@@ -19,8 +19,8 @@ _NO_ROWS: Values = dict.fromkeys(
 
 class PlantedFault(msgspec.Struct, frozen=True):
     check: str  # the check that must report the fault
-    first_step: int  # counted from 1
-    values: Values  # values in place of those of the healthy run
+    first_step: int  # number of the first step with the fault; the run begins at 1
+    values: Values  # values that replace those of the healthy run
     steps: int = 60  # number of steps with the fault
     also: tuple[str, ...] = ()  # further checks that the fault triggers
 

@@ -1,4 +1,4 @@
-"""Causes of health reports: the report names the cause first, also if only a symptom has triggered."""
+"""A health report names its cause first, even if only a symptom has triggered a check."""
 
 from collections.abc import Mapping, Sequence
 
@@ -32,7 +32,7 @@ def diverge(first_step: int, steps: int = 12) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize("first_step", [2, 3, 5])
 @pytest.mark.parametrize("start_reward", [None, 0.4])
-def test_a_divergence_in_the_first_steps_gives_one_report_that_names_the_learning_rate(
+def test_an_early_divergence_gives_one_report_that_names_the_learning_rate(
     first_step: int, start_reward: float | None
 ) -> None:
     ((step, finding),) = list_findings(diverge(first_step), start_reward=start_reward)
@@ -45,7 +45,7 @@ def test_a_divergence_in_the_first_steps_gives_one_report_that_names_the_learnin
 
 
 @pytest.mark.parametrize("symptom", ["length_limit", "equal_groups"])
-def test_the_report_of_a_single_symptom_of_a_divergence_names_the_divergence(symptom: str) -> None:
+def test_a_report_of_one_symptom_names_the_divergence(symptom: str) -> None:
     others = ("length_limit", "equal_groups", "reward_drop")
     health = replace(HealthConfig(), **{name: "off" for name in others if name != symptom})
     ((_, finding),) = list_findings(diverge(4), health)
@@ -64,7 +64,7 @@ def test_an_easier_evaluation_at_the_start_is_no_drop() -> None:
     assert list_findings(steps, start_reward=0.9) == []
 
 
-def test_too_hard_questions_from_the_start_are_no_divergence() -> None:
+def test_questions_that_are_too_hard_from_the_start_are_no_divergence() -> None:
     hard = {"reward": 0.0, "positive_share": 0.0, "groups": 16.0, "groups_rejected": 16.0, "updates": 0.0}
     ((step, finding),) = list_findings([hard] * 8, start_reward=0.0)
     assert (step, finding.checks) == (3, ("equal_groups", "no_updates"))
@@ -104,7 +104,7 @@ def test_a_confident_disagreement_of_a_stale_token_is_normal() -> None:
     assert [finding.check for _, finding in list_findings(fresh)] == ["confident_tokens"]
 
 
-def test_a_check_with_the_action_stop_is_reported_also_if_its_cause_is_already_reported() -> None:
+def test_a_check_with_the_action_stop_is_reported_even_if_its_cause_was_reported() -> None:
     health = HealthConfig(equal_groups="stop", length_limit_share=0.05)
     late = [{**values, "groups_rejected": 0.0} for values in diverge(3, 7)] + diverge(1, 4)
     findings = [finding for _, finding in list_findings(late, health)]

@@ -1,4 +1,4 @@
-"""Reports of evaluations that fall while the training reward rises, also of the last evaluation, but not of noise."""
+"""Evaluations that fall while the training reward rises are reported; sampling noise is not."""
 
 import random
 
@@ -78,7 +78,7 @@ def test_the_action_stop_ends_the_run() -> None:
 @pytest.mark.parametrize(
     ("rewards", "start", "end"),
     [
-        (RISING, 0.6, 0.48),  # 2.4 standard errors
+        (RISING, 0.6, 0.48),  # a fall of 2.4 standard errors
         (RISING, 0.3, 0.6),
         ([0.5 + 0.05 * (-1) ** step for step in range(20)], 0.6, 0.3),  # the reward does not rise
         (RISING[::-1][:4], 0.6, 0.3),  # the reward also falls, which reward_drop reports
@@ -89,7 +89,7 @@ def test_other_changes_are_not_reported_as_a_drop(rewards: list[float], start: f
     assert [each for each in reports if isinstance(each, msg.HealthReported) and "evaluation_drop" in each.checks] == []
 
 
-def test_a_set_that_falls_is_named_although_the_sum_of_the_due_sets_rises() -> None:
+def test_a_falling_set_is_named_although_the_sum_of_all_sets_rises() -> None:
     run = RecordedRun()
     for number in range(20):
         if number in (3, 18):
@@ -114,7 +114,7 @@ def test_sampling_noise_of_healthy_runs_reports_nothing() -> None:
         assert run.reports == []
 
 
-def test_the_standard_error_is_that_of_a_difference_of_two_shares() -> None:
+def test_the_standard_error_equals_that_of_a_difference_of_two_shares() -> None:
     before, after = EvaluationPoint(0, 0.6, 100.0, None), EvaluationPoint(9, 0.4, 400.0, 0.5)
     assert count_standard_errors(before, after) == pytest.approx(0.2 / (0.44 * 0.56 * (1 / 100 + 1 / 400)) ** 0.5)
     assert count_standard_errors(before, EvaluationPoint(9, 0.6, 1.0, 0.5)) == 0

@@ -1,4 +1,4 @@
-"""Health checks: each planted fault triggers its check within five steps, and no other one."""
+"""Each planted fault triggers its health check within a few steps, and no other check."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ from asterism.policies.health.step_history import METRICS_READ
 from tests.policies.health.histories import EVALUATION, FAULTS, HEALTHY_STEPS, PlantedFault, plant
 
 MAX_DELAY_STEPS = 5
-MAX_SLOW_DELAY_STEPS = 15  # longest delay of a check with a longer window
+MAX_SLOW_DELAY_STEPS = 15  # longest delay of the checks with longer windows
 
 
 def list_reports(
     steps: Sequence[Mapping[str, float]], health: HealthConfig | None = None
 ) -> list[tuple[int, str, str]]:
-    """List step, check and message of every report."""
+    """List the step, the check and the message of every report."""
     state, reports = HealthState(), list[tuple[int, str, str]]()
     for number, values in enumerate(steps, 1):
         if number % 3 == 0:
@@ -38,7 +38,7 @@ def test_a_healthy_run_triggers_no_check() -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.check}-{fault.first_step}")
-def test_a_planted_fault_triggers_its_check_soon_and_no_other(fault: PlantedFault) -> None:
+def test_a_planted_fault_soon_triggers_its_check_and_no_other_check(fault: PlantedFault) -> None:
     reports = list_reports(plant(fault))
     assert {check for _, check, _ in reports} == {fault.check}
     is_slow = fault.check in ("length_limit", "tool_errors")
@@ -51,7 +51,7 @@ def test_every_check_has_a_planted_fault() -> None:
     assert {fault.check for fault in FAULTS} == set(HEALTH_CHECKS)
 
 
-def test_a_message_has_numbers_limit_cause_and_keys_to_change() -> None:
+def test_a_message_names_the_numbers_the_limit_the_cause_and_the_keys_to_change() -> None:
     (message,) = [message for _, _, message in list_reports(plant(FAULTS[0]))]
     assert message == (
         "health.length_limit: 35% of the trajectories of the last 3 steps reach the length limit (limit 20%). Usual "
@@ -68,7 +68,7 @@ def test_two_steps_with_a_fault_trigger_no_check(fault: PlantedFault) -> None:
     assert len(list_reports(plant(replace(fault, steps=3)))) == 1
 
 
-def test_a_lasting_problem_is_reported_once_and_again_after_a_window_without_it() -> None:
+def test_a_lasting_problem_is_reported_once_unless_it_is_absent_for_a_window() -> None:
     high, low = {"clip_fraction": 0.5}, {"clip_fraction": 0.0}
     steps = [high] * 10 + [low] * 2 + [high] * 5 + [low] * 3 + [high] * 5
     assert [(step, check) for step, check, _ in list_reports(steps)] == [(3, "clipping"), (23, "clipping")]
@@ -86,7 +86,7 @@ def test_noise_of_a_small_reward_triggers_no_check() -> None:
     assert list_reports(steps) == []
 
 
-def test_a_drop_of_negative_rewards_is_relative_to_their_gain() -> None:
+def test_a_drop_of_negative_rewards_is_compared_with_their_earlier_gain() -> None:
     rising = [{"reward": -1.0 + 0.1 * step} for step in range(10)]
     assert list_reports([*rising, {"reward": -0.2}, {"reward": -0.2}]) == []
     assert [check for _, check, _ in list_reports([*rising, *[{"reward": -0.8}] * 3])] == ["reward_drop"]

@@ -15,12 +15,12 @@ from asterism.policies.health.step_history import METRICS_READ, TOOL_PREFIX
 DOCS = Path(__file__).parents[3] / "docs"
 KEY = re.compile(r"\b([a-z]+(?:\.[a-z_]+)+)\b")
 NO_KEYS = {"metrics.jsonl"}
-# Keys that several checks share.
+# configuration keys that several checks share
 COMMON = {"window_steps", "solved_share"}
 
 
 def read_rows() -> dict[str, list[str]]:
-    """Return the cells of the table of checks by check, without the name."""
+    """Return, by check, the cells of its row in the table."""
     section = (DOCS / "health.md").read_text().partition("\n## Checks\n")[2].partition("\n## ")[0]
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("| `")
@@ -50,7 +50,7 @@ def test_every_key_of_the_table_is_a_check_or_a_documented_limit() -> None:
 
 
 @pytest.mark.parametrize("check", HEALTH_CHECKS)
-def test_the_checks_read_the_metrics_of_a_row_and_the_docs_describe_them(check: str) -> None:
+def test_the_metrics_of_the_rows_are_read_by_the_checks_and_documented(check: str) -> None:
     metrics = set(list_quoted(read_rows()[check][0]))
     assert metrics
     assert {name for name in metrics if not name.startswith(TOOL_PREFIX)} <= set(METRICS_READ)
@@ -59,7 +59,7 @@ def test_the_checks_read_the_metrics_of_a_row_and_the_docs_describe_them(check: 
 
 
 @pytest.mark.parametrize("check", HEALTH_CHECKS)
-def test_every_key_to_change_exists_and_the_page_names_the_keys_of_the_message(check: str) -> None:
+def test_every_key_to_change_exists_and_is_named_in_message_and_page(check: str) -> None:
     in_message = set(KEY.findall(HEALTH_CHECKS[check].change)) - NO_KEYS
     in_page = {name for name in list_quoted(read_rows()[check][-1]) if KEY.fullmatch(name)} - NO_KEYS
     assert in_message == in_page

@@ -75,7 +75,7 @@ def test_the_window_of_a_resumed_run_is_empty() -> None:
     assert len(list_health_sends(decide_all(recorder, list_events((5,))))) == 2
 
 
-def test_a_resumed_run_has_the_limits_of_its_launch() -> None:
+def test_a_resumed_run_has_the_health_limits_of_its_new_launch() -> None:
     recorder = Recorder(9, HealthConfig(length_limit="stop"))
     decide_all(recorder, [msg.RunStarted(0, msg.BufferCursor(), HealthConfig(window_steps=1))])
     (*_, last) = decide_all(recorder, list_events((1,)))
@@ -103,7 +103,7 @@ def test_a_replay_repeats_reports_and_states_byte_for_byte() -> None:
 
 
 def get_recomputed_share(recorder: Recorder, step: int, *loads: msg.EngineLoadReported) -> float | None:
-    """Return the share of a step during which engines report their counters."""
+    """Return the share of recomputed tokens in a step in which engines send these load reports."""
     *before, synced = list_step_events(step)
     sends = decide_all(recorder, [*before, *loads, synced])
     (line,) = [send.message for send in sends if isinstance(send.message, msg.MetricsRecorded)]
@@ -138,4 +138,4 @@ def test_lasting_recomputation_is_reported() -> None:
         *before, synced = list_step_events(step, counts)
         sends = decide_all(recorder, [*before, load(prefilled=100 * step, recomputed=50 * step), synced])
         reported += [send.message.check for send in sends if isinstance(send.message, msg.HealthReported)]
-    assert reported == ["recomputation"] * 2  # to metrics and launcher
+    assert reported == ["recomputation"] * 2  # one report to the metrics and one to the launcher

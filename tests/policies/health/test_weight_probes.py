@@ -20,7 +20,7 @@ PROMPTS = 16
 class Scenario:
     """A learner that moves by `movement` nats per version, and an engine that loses the versions in `lost`.
 
-    The engine's figures contain `noise`, the mismatch of its tokens.
+    `noise` is the standard deviation of errors in the engine's log probabilities.
     """
 
     def __init__(self, movement: float, noise: float, lost: range = range(0), seed: int = 0, renewal: int = 0) -> None:
@@ -63,7 +63,7 @@ def test_an_engine_that_loads_every_version_is_never_reported(movement: float, n
 def test_lost_versions_are_found_when_the_policy_has_moved_beyond_the_noise(
     movement: float, noise: float, delay: int, first: int
 ) -> None:
-    """A comparison takes longer if the engine has followed a part of the movement."""
+    """Detection takes longer if the engine has loaded earlier versions."""
     delay = delay if first == 2 else 4 * delay
     for seed in range(10):
         found = Scenario(movement, noise, range(first, 10_000), seed).find_unmoved(first + delay + 1)
@@ -71,7 +71,7 @@ def test_lost_versions_are_found_when_the_policy_has_moved_beyond_the_noise(
         assert first <= found[0] <= first + delay
 
 
-def test_one_engine_of_two_is_counted_and_a_restarted_engine_continues_the_comparison() -> None:
+def test_the_only_engine_that_keeps_its_first_weights_is_counted() -> None:
     probes, metrics = WeightProbes(mismatches=[1e-6]), dict[str, float]()
     for version, (learner, stuck) in enumerate([(-1.0, -1.0), (-0.8, -1.0), (-0.6, -1.0)], 1):
         probes.add_probe(msg.WeightsProbed("generator-0", version, 1, (learner,), (learner,)), HEALTH)
@@ -92,8 +92,8 @@ def test_reloaded_versions_and_values_that_are_not_finite_are_not_compared() -> 
         assert "probe_moved" not in probes.take_metrics(version, HEALTH)
 
 
-def test_the_figures_of_a_step_leave_out_probes_of_ended_steps() -> None:
-    """A restarted engine computes such a probe at a time that no event of the run determines."""
+def test_the_metrics_of_a_step_exclude_probes_of_ended_steps() -> None:
+    """A restarted engine can send a probe of an ended step at any time."""
     probes = WeightProbes(mismatches=[1e-6])
     probes.add_probe(msg.WeightsProbed("generator-0", 2, 1, (-1.0,), (-1.0,)), HEALTH)
     probes.add_probe(msg.WeightsProbed("generator-1", 1, 1, (-1.0,), (-1.5,)), HEALTH)
@@ -113,7 +113,7 @@ def test_the_mismatch_covers_only_steps_without_stale_tokens() -> None:
     assert probes.compute_mismatch(HEALTH) == pytest.approx(0.02)
 
 
-def test_the_recipe_compares_only_the_newest_version_and_the_step_has_the_figures() -> None:
+def test_the_recipe_compares_only_the_newest_version_and_the_step_has_the_metrics() -> None:
     recipe, recorder = Recipe(EvaluationPlan(2, 0), ("generator-0",)), Recorder(2, HEALTH)
     for decider in (recipe, recorder):
         decider.decide(0.0, msg.RunStarted(0, msg.BufferCursor()))

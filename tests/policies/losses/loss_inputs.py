@@ -11,7 +11,7 @@ LOW, HIGH = 0.2, 0.28
 
 
 def build_loss_input(logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor, **settings: Any) -> LossInput:
-    """Build an input, by default of the tokens of one sequence, with the token mean over this micro batch."""
+    """Build a loss input. The default has one sequence and a mean over the tokens of this micro batch."""
     tokens = settings.pop("minibatch_tokens", max(1, len(logprobs_N)))
     defaults: dict[str, Any] = {
         "old_logprobs_N": behaviour_N,

@@ -1,4 +1,4 @@
-"""The losses against a reference with dense logits for every position, a Python loop over tokens, and autograd."""
+"""The losses agree with a reference: dense logits for every position, a Python loop over tokens, and autograd."""
 
 import math
 
@@ -117,10 +117,10 @@ def one_token(ratio: float, advantage: float) -> tuple[Tensor, Tensor, Tensor]:
     [
         (1.29, 1.0, True),
         (1.27, 1.0, False),
-        (0.5, 1.0, False),  # a good token, less likely than before: not clipped
+        (0.5, 1.0, False),  # a good token that became less likely is not clipped
         (0.79, -1.0, True),
         (0.81, -1.0, False),
-        (3.0, -1.0, False),  # a bad token, more likely than before: not clipped
+        (3.0, -1.0, False),  # a bad token that became more likely is not clipped
         (3.0, 0.0, False),
     ],
 )
@@ -161,7 +161,7 @@ def test_ratios_are_reported_unclipped() -> None:
     assert output.token_means["entropy"].item() == pytest.approx(0.75)
 
 
-def test_sums_and_means_by_sequence_have_gradients_and_are_0_for_a_sequence_without_tokens() -> None:
+def test_sums_and_means_by_sequence_have_gradients_and_are_0_for_empty_sequences() -> None:
     batch = build_loss_input(torch.zeros(4), torch.zeros(4), torch.zeros(4))
     batch = batch._replace(sequences_N=torch.tensor([0, 2, 2, 0]), num_sequences=3)
     values_N = torch.tensor([1.0, 2.0, 4.0, 8.0], requires_grad=True)

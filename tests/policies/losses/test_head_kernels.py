@@ -1,4 +1,4 @@
-"""The kernels of the output head against float64, and the products of each dtype."""
+"""The kernels of the output head agree with float64, for hidden states and weights of several dtypes."""
 
 from functools import partial
 from typing import Any
@@ -69,8 +69,8 @@ def test_a_row_is_summed_in_blocks_of_a_power_of_two(vocab_size: int, block: int
     assert count_block_logits(vocab_size) == block
     generator = torch.Generator().manual_seed(1)
     logits_CV = 40.0 * torch.randn(5, vocab_size, generator=generator, dtype=torch.float64)
-    logits_CV[0] += 1e4  # exp(logit) overflows without the maximum
-    logits_CV[1, : vocab_size - 1] = -1e4  # all blocks except one add 0
+    logits_CV[0] += 1e4  # exp(logit) overflows unless the maximum is subtracted
+    logits_CV[1, : vocab_size - 1] = -1e4  # all blocks except the last add 0 to the sum
     targets_C = torch.randint(vocab_size, (5,), generator=generator)
     log_p_CV = torch.log_softmax(logits_CV / 0.7, -1)
     expected = (
@@ -101,7 +101,7 @@ def test_float32_logits_of_bfloat16_inputs_have_the_error_of_float32(kernels: He
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_a_float32_weight_is_used_in_the_dtype_of_the_hidden_states_and_gets_a_float32_gradient(
+def test_a_float32_weight_is_cast_to_the_dtype_of_the_hidden_states_and_gets_a_float32_gradient(
     kernels: HeadKernels,
 ) -> None:
     hidden_NE, weight_VE, targets_N = make_inputs(torch.bfloat16)
@@ -115,8 +115,8 @@ def test_a_float32_weight_is_used_in_the_dtype_of_the_hidden_states_and_gets_a_f
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # torch's compiler uses it
-def test_the_code_for_a_second_temperature_serves_all_others() -> None:
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # torch's compiler uses this method
+def test_the_code_compiled_for_a_second_temperature_serves_all_others() -> None:
     graphs: list[Any] = []
 
     def count_graph(graph: Any, inputs: Any) -> Any:
@@ -137,7 +137,7 @@ def test_the_code_for_a_second_temperature_serves_all_others() -> None:
     torch.compiler.reset()
 
 
-def test_logits_with_a_cast_in_blocks_equal_those_with_one_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_cast_in_blocks_equal_logits_cast_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden_NE, weight_VE, _ = make_inputs(torch.bfloat16)
     monkeypatch.setattr("asterism.policies.losses.head_kernels._CAST_BYTES", 5 * 4 * E)
     with torch.no_grad():

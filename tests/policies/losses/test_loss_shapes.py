@@ -1,4 +1,4 @@
-"""Losses, means and corrections for minibatches of any shape, against plain loops in float64."""
+"""Losses, means and corrections of minibatches of any shape agree with plain loops in float64."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ LEARNERS = [
 
 
 class Minibatch:
-    """A minibatch of sequences of the given lengths, which may be 0, in the given groups."""
+    """A minibatch of sequences with these lengths (0 is possible) in these groups."""
 
     def __init__(self, lengths: list[int], groups: list[int], seed: int) -> None:
         draws = np.random.default_rng(seed)

@@ -19,7 +19,7 @@ from tests.engine.learner.learner_settings import change_learner, make_learner
 from tests.policies.losses.loss_inputs import build_loss_input
 
 RECOMPUTED = make_learner(old_logprobs="recomputed", correction="none")
-# log(pi_old / mu) of five tokens; weights 0.1, 0.7, 1, 1.5 and 5
+# log(pi_old / mu) of five tokens with the weights 0.1, 0.7, 1, 1.5 and 5
 DIFFERENCES = torch.tensor([math.log(each) for each in (0.1, 0.7, 1.0, 1.5, 5.0)], dtype=torch.float64)
 UNCORRECTED = Correction(torch.ones(5), torch.zeros(5, dtype=torch.bool), torch.zeros(5, dtype=torch.bool))
 
@@ -42,7 +42,7 @@ def test_each_correction_weights_masks_and_truncates(
     assert (int(correction.is_masked_N.sum()), int(correction.is_truncated_N.sum())) == (masked, truncated)
 
 
-def test_metrics_are_kl_estimates_shares_and_both_tails() -> None:
+def test_metrics_contain_kl_estimates_shares_and_both_tails() -> None:
     output = compute_mismatch_metrics(DIFFERENCES - 2, torch.full((5,), -2.0), UNCORRECTED)
     ratios = [0.1, 0.7, 1.0, 1.5, 5.0]
     means = {name: value.item() for name, value in output.token_means.items()}
@@ -50,7 +50,7 @@ def test_metrics_are_kl_estimates_shares_and_both_tails() -> None:
     assert means["mismatch_k3"] == pytest.approx(sum(ratio - 1 - math.log(ratio) for ratio in ratios))
     assert (means["mismatch_above_0.2"], means["mismatch_above_1"]) == (4, 2)
     assert output.maxima["mismatch_max"].item() == pytest.approx(math.log(10))
-    assert output.maxima["mismatch_lowest"].item() == pytest.approx(math.log(10))  # negated
+    assert output.maxima["mismatch_lowest"].item() == pytest.approx(math.log(10))  # the metric is negated
     assert output.maxima["mismatch_highest"].item() == pytest.approx(math.log(5))
 
 

@@ -1,4 +1,4 @@
-"""Each preset of an algorithm on one group, against a direct computation of the paper's equations."""
+"""Each algorithm's preset agrees on one group with a direct computation of its paper's equations."""
 
 import math
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class Paper(NamedTuple):
     """The equations of a paper: the advantage of a reward, and the objective J of the group."""
 
     advantage: Callable[[float], float]
-    objective: Callable[[list[float]], float]  # a function of the advantages
+    objective: Callable[[list[float]], float]  # J, computed from the group's advantages
 
 
 def clip(value: float, low: float, high: float) -> float:
@@ -126,7 +126,7 @@ def test_a_presets_advantages_and_loss_are_those_of_its_paper(name: str, tmp_pat
 
 
 def test_cispo_keeps_the_gradient_of_a_token_that_other_losses_clip(tmp_path: Path) -> None:
-    """The paper's gradient of a token: clip(r) A / sum |o_i|. Token 0 of sequence 3 has the ratio 8.2 and A > 0."""
+    """The paper's gradient of a token is clip(r) A / sum |o_i|. Token 0 of sequence 3 has the ratio 8.2 and A > 0."""
     index = sum(map(len, NOW[:3]))
     gradients = {}
     for name in ("cispo", "dapo", "grpo_roc"):

@@ -24,7 +24,7 @@ class Dialogue(msgspec.Struct, frozen=True):
     response_text: str  # text after the prompt
     turns: tuple[tuple[int, int], ...]  # start and end of each generated turn in response_text
     max_turns: int
-    max_calls: int  # calls per turn
+    max_calls: int  # maximum number of calls per turn
     parsed: tuple[int, ...]  # number of parsed calls of each turn
     malformed: tuple[int, ...]
     executed_calls: int
@@ -38,7 +38,7 @@ class Dialogue(msgspec.Struct, frozen=True):
 
 
 class Case(msgspec.Struct, frozen=True, array_like=True):
-    """Flags of the release, and the rows that the release keeps with them."""
+    """Flags of the release, and the rows that the release keeps with these flags."""
 
     error_ratio: bool
     answer_format: bool
@@ -47,7 +47,7 @@ class Case(msgspec.Struct, frozen=True, array_like=True):
     count: int
     samples: bool
     kept: tuple[int, ...] | None
-    result: str  # ok, none (an empty batch), AssertionError
+    result: str  # ok, none (for an empty batch) or AssertionError
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ class Group(msgspec.Struct, frozen=True):
     p_format: tuple[float, ...]
     dropped: bool = False  # whether the group is dropped for equal rewards
     cases: tuple[Case, ...] = ()
-    uids: tuple[str, ...] = ()  # group of each row of a batch
+    uids: tuple[str, ...] = ()  # group id of each row of a batch
     augmentation: Augmentation | None = None
     kept: tuple[int, ...] | None = None
     result: str = ""
@@ -93,7 +93,7 @@ def list_documented_rows(heading: str) -> set[str]:
 
 
 def build_trajectory(number: int, reward: float, p_err: float, p_format: float) -> TrajectoryFinished:
-    """Build a trajectory with these penalties in the release's formula."""
+    """Build a trajectory whose penalties are `p_err` and `p_format` in the release's formula."""
     error, superfluous = (Fraction(share).limit_denominator(100) for share in (p_err, p_format))
     opens = 0 if p_format == 1 else superfluous.numerator + 1
     counts = ReleaseCounts(error.denominator, error.numerator, opens, opens, opens, superfluous.denominator)

@@ -50,7 +50,7 @@ def count_executed_calls(row: Dialogue) -> int:
 
 
 def grade(row: Dialogue) -> float:
-    """Grade an answer as the sandbox with reward.accept = "any"."""
+    """Grade the row's answer in the way of the sandbox with reward.accept = "any"."""
     answer = find_response_answer(row.response_text, FORMAT)
     if answer is None:
         return 0.0

@@ -43,7 +43,7 @@ def select(group: list[TrajectoryFinished], case: Case) -> tuple[int, ...] | Non
 
 
 def agrees(row: Group, case: Case) -> bool:
-    """Compare a group. Minima above the number of kept trajectories crash the release; Asterism refuses them."""
+    """Return whether the kept rows agree. Minima above the kept number crash the release and are refused here."""
     if case.result == "AssertionError" and case.min_positives + case.min_negatives > case.count:
         return refuses(len(row.rewards), build_roc(case)) if case.count >= 0 else refuses_negative_counts()
     return case.result != "AssertionError" and select(build_group(row, range(len(row.rewards))), case) == case.kept
@@ -75,7 +75,7 @@ def test_exactly_the_documented_groups_differ_from_those_of_the_release() -> Non
 
 
 def agrees_with_batch(row: Group) -> bool:
-    """Compare a batch group by group, in the way of the group buffer."""
+    """Return whether the kept rows of a batch agree; the group buffer selects rows group by group."""
     assert row.augmentation is not None
     flags = row.augmentation.down_sampling_config
     case = Case(

@@ -74,7 +74,7 @@ class Conversation:
 
 
 def open_room(*turns: str, **changes: object) -> Conversation:
-    """Return a conversation with an opened environment, after these turns of the model."""
+    """Return a conversation after the opening of its environment and these turns of the model."""
     made = Conversation(**changes)  # pyright: ignore[reportArgumentType]
     made.answer(msg.OPENING_CALL, "room")
     for turn in turns:

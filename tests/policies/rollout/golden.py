@@ -2,8 +2,8 @@
 
 A line without indentation is an event; the indented lines below it are its expected effects. An
 answer comes from the executor of the last request, or from a named one: `ok@executor-1 2`. executor-0
-has joined at the start. `lease generator-0 40` grants 40 further tokens; without a number, the maximum.
-`late-turn` has the previous lease. The file ends with the response that the learner receives, with the
+has joined at the start. `lease generator-0 40` grants 40 further tokens, or without a number the maximum.
+`late-turn` is a turn of the previous lease. The file ends with the response that the learner receives, with the
 tokens of the environment in brackets. `\\n` is a line break.
 """
 
@@ -22,7 +22,7 @@ DIALOGUES = Path(__file__).parent / "dialogues"
 
 
 class Conversation:
-    """Replays the events of one file and records the effects."""
+    """A replay of one file's events, which records their effects."""
 
     def __init__(self) -> None:
         self.settings: dict[str, object] = {}

@@ -33,7 +33,7 @@ def released_by(effects: list[Send]) -> list[str]:
     return [send.to for send in effects if isinstance(send.message, msg.LeaseReleased)]
 
 
-def test_an_aborted_leasing_trajectory_ends_immediately_and_its_lease_is_late() -> None:
+def test_an_abort_before_the_lease_ends_the_trajectory_and_a_late_lease_is_ignored() -> None:
     made = rollout()
     effects = list(made.decide(2.0, ABORT))
     assert ends(effects) == [msg.TrajectoryAborted(0, 0, ABORT.cause, 0)]
@@ -74,11 +74,11 @@ def test_an_aborted_trajectory_ends_when_its_engine_leaves() -> None:
     ("said", "released", "late"),
     [
         (CALL, ["generator-0", "head/arbiter"], msg.CodeFinished(0, 0, msg.CodeOk(msg.Output("1")), 0.1, EXECUTOR)),
-        (ANSWER, [], msg.AnswerGraded(0, 1.0, 0.1, EXECUTOR)),  # the lease was released with the answer
+        (ANSWER, [], msg.AnswerGraded(0, 1.0, 0.1, EXECUTOR)),  # the answer has already released the lease
     ],
     ids=["call", "grading"],
 )
-def test_an_abort_during_a_call_or_its_grading_ends_the_session_and_the_result_is_late(
+def test_an_abort_during_a_call_or_grading_ends_the_session_and_a_late_result_is_ignored(
     said: str, released: list[str], late: msg.AnyMessage
 ) -> None:
     made = rollout(granted(), generated(0, 0, said))

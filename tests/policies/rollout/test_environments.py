@@ -98,7 +98,7 @@ def test_a_timeout_is_a_result_for_the_model() -> None:
     assert made.rollout.trajectories[0].calls_failed == 1
 
 
-def test_a_call_of_code_and_a_call_of_the_task_accept_only_answers_of_their_kind() -> None:
+def test_code_calls_and_task_calls_accept_only_answers_of_their_own_kind() -> None:
     made = open_room()
     sends = made.say(CALL + ask("door"))
     assert isinstance(sends[0].message, msg.CodeRequested)
@@ -125,7 +125,7 @@ def test_a_failed_call_is_retried_once_and_then_masks_the_trajectory(kind: TaskK
     assert not [send for send in sends if isinstance(send.message, msg.TrajectoryFinished)]
 
 
-def test_calls_after_the_end_of_a_call_are_refused_or_late() -> None:
+def test_a_second_result_of_a_call_is_refused_and_a_late_result_is_ignored() -> None:
     made = open_room(ask("door", "wall"))
     made.answer(0, "a door")
     with pytest.raises(msg.ProtocolError, match="call 0 of trajectory 0 is not open"):
@@ -215,7 +215,7 @@ def test_a_result_that_leaves_no_token_for_a_turn_ends_the_trajectory(kind: Task
 # ---------------------------------------------------------------- executors
 
 
-def test_an_opening_moves_to_another_executor_without_a_history() -> None:
+def test_an_opening_is_repeated_on_another_executor_if_its_executor_leaves() -> None:
     made = Conversation()
     made.decide(msg.ExecutorJoined(SECOND, 4))
     sends = made.decide(msg.ExecutorLeft(FIRST, "killed"))
@@ -240,7 +240,7 @@ def test_another_executor_restores_the_instance_before_the_open_call() -> None:
     find(made.answer(1, "a wall", SECOND), msg.LeaseRequested)
 
 
-def test_a_score_moves_with_its_instance() -> None:
+def test_a_score_is_requested_again_on_the_executor_that_restores_the_instance() -> None:
     made = open_room(ANSWER)
     made.decide(msg.ExecutorJoined(SECOND, 4))
     sends = made.decide(msg.ExecutorLeft(FIRST, "killed"))
@@ -252,7 +252,7 @@ def test_a_score_moves_with_its_instance() -> None:
     assert made.grade(executor=SECOND).reward == 0.5
 
 
-def test_an_instance_is_restored_with_its_next_call_after_its_executor_left_between_calls() -> None:
+def test_an_instance_without_an_open_call_is_restored_with_its_next_call() -> None:
     made = open_room()
     made.decide(msg.ExecutorLeft(FIRST, "killed"))
     made.decide(msg.ExecutorJoined(SECOND, 4))

@@ -1,4 +1,4 @@
-"""Evaluations may have a separate length limit; all other rules are the rules of training."""
+"""An evaluation can have a separate length limit; its other rules equal those of training."""
 
 import pytest
 from msgspec.structs import replace
@@ -23,7 +23,7 @@ def generate_to_the_limit(rollout: Rollout, group: StartGroup) -> tuple[int, Tra
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(0, 40), (70, 70), (20, 20)])
-def test_only_evaluations_have_the_limit_of_evaluations(limit: int, expected: int) -> None:
+def test_the_limit_of_evaluations_applies_only_to_evaluations(limit: int, expected: int) -> None:
     for group, tokens in ((TRAINING, 40), (EVALUATION, expected)):
         rollout = Rollout({"": rules(response_tokens=40, evaluated_response_tokens=limit)})
         found, end = generate_to_the_limit(rollout, group)

@@ -57,7 +57,7 @@ def test_an_executor_that_fails_every_call_does_not_receive_more_calls() -> None
         if executor == "broken":
             process.decide(msg.CallFailed(number, 0, "sandbox: no container", executor))
     assert placed.count("broken") <= 4
-    process.answer(placed.index("broken"), 0, "broken")  # fails the retry
+    process.answer(placed.index("broken"), 0, "broken")  # the executor answers a retry, which resets its failures
     assert process.rollout.placement.loads["broken"].failures == 0
 
 
@@ -87,7 +87,7 @@ def test_the_least_busy_executors_receive_the_open_calls_of_a_departed_executor(
         process.generate(number, CALL)
     process.decide(msg.ExecutorJoined("b", 1))
     process.decide(msg.ExecutorJoined("c", 1))
-    process.generate(4, CALL)  # placed on executor b
+    process.generate(4, CALL)  # trajectory 4 is placed on executor b
     left = process.decide(msg.ExecutorLeft("a", "a ended with exit code -9"))
     assert receivers(left) == ["c", "b", "c", "b"]
     assert left[-1] == Send("launcher", msg.CallsRescheduled("a", sent=4, waiting=0, lost=0))
@@ -105,7 +105,7 @@ def test_the_least_busy_executors_receive_the_open_calls_of_a_departed_executor(
         (msg.CodeRefused("too long"), False),
     ],
 )
-def test_a_notebook_keeps_cells_that_its_process_survived(outcome: msg.CodeOutcome, kept: bool) -> None:
+def test_a_notebook_keeps_a_cell_if_its_process_survives_the_cell(outcome: msg.CodeOutcome, kept: bool) -> None:
     assert keeps_effects(outcome) == kept
 
 

@@ -1,4 +1,4 @@
-"""Comparison of whole dialogues of one trajectory with readable text files."""
+"""The effects of whole dialogues equal those in readable text files."""
 
 from pathlib import Path
 

@@ -23,7 +23,7 @@ def group(size: int = 2, first: int = 0, group_id: int = 0) -> msg.StartGroup:
 
 
 class TrajectoryMachine(RuleBasedStateMachine):
-    """Answers requests in any order while executors and engines join and leave.
+    """A state machine that answers requests in any order while executors and engines join and leave.
 
     Every trajectory ends once, tokens are append-only, and notebooks are complete on every executor.
     """
@@ -49,7 +49,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
         self.engines = {"generator-0": 1, "generator-1": 1}  # current incarnations, by engine
         self.delivered: list[
             msg.TurnGenerated | msg.TurnFailed | msg.LeaseGranted
-        ] = []  # candidates for duplicate delivery
+        ] = []  # messages that can be delivered again
         self._decide(replace(group(size=3), row=self.row))
         self.an_executor_joins(1)
 
@@ -110,7 +110,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
         self.open = [send for send in self.open if not chosen(send)]
 
     def _check_submission(self, submission: msg.AnswerSubmitted) -> None:
-        """Check a submission. With a row, trajectories without an answer are also scored, on all their tokens."""
+        """Check a submission. If the group has a row, a trajectory without an answer is scored, too, on all tokens."""
         read = submission.reward_input
         assert (read is not None) == bool(self.row)
         if read is not None:
@@ -134,7 +134,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
         assert (versions[mask] == 3).all() and (versions[~mask] == -1).all()
         assert (logprobs[mask] == -1).all() and (logprobs[~mask] == 0).all()
         assert not mask[: finished.record.prompt_tokens].any()
-        assert finished.calls_failed <= finished.calls + 2  # calls of the last turn may be unanswered
+        assert finished.calls_failed <= finished.calls + 2  # calls of the last turn can be unanswered
         if self.row:
             assert (finished.reward, finished.components) == self.scores[finished.trajectory_id]
         else:
@@ -157,7 +157,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
         match request:
             case msg.LeaseRequested(tokens=tokens, lease=lease):
                 engine = f"generator-{luck % 2}"
-                life = self.engines[engine] - (luck < 4)  # EngineLeft may not have reached the arbiter
+                life = self.engines[engine] - (luck < 4)  # EngineLeft can still be in flight to the arbiter
                 grant = msg.LeaseGranted(tid, engine, tokens + new_tokens, lease, 1.0, "room", max(1, life))
                 self.grants[tid] = grant
                 self.delivered.append(grant)
@@ -267,7 +267,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
         assert self.rollout.trajectories == before
 
     def teardown(self) -> None:
-        """Let all requests have answers: every trajectory has then ended once, and no lease is held."""
+        """Answer all requests; then every trajectory has ended once, and no lease is held."""
         if not self.executors:
             self.an_executor_joins(1)
         while self.open:
@@ -311,7 +311,7 @@ def granted(tid: int, lease: int, engine: str = "generator-0", life: int = 1) ->
     return msg.LeaseGranted(tid, engine, 1000, lease, 0.0, "room", life)
 
 
-def test_a_turn_fails_when_a_second_engine_leaves() -> None:
+def test_a_turn_fails_if_its_second_engine_also_leaves() -> None:
     rollout = start_rollout(size=1)
     for lease, name in enumerate(("generator-0", "generator-1"), 1):
         rollout.decide(0.0, granted(0, lease, name))

@@ -41,6 +41,6 @@ def test_components_that_cannot_reach_the_limit_give_no_warning(
     assert list_warnings(functions, weights, success) == []
 
 
-def test_a_warning_names_both_of_two_functions_without_the_grader() -> None:
+def test_a_warning_names_both_functions_if_the_task_has_no_grader() -> None:
     (warning,) = list_warnings({"tests": "r.py:f", "style": "r.py:g"})
     assert "tasks.sql.reward.functions.tests and tasks.sql.reward.functions.style can make" in warning

@@ -28,12 +28,12 @@ def search(
     Args:
         query: The words.
         k: The number of results.
-        weight: Of the query.
-        exact: All words.
-        kind: Of the results.
-        tags: Of the results.
-        limits: By shelf.
-        place: By name or by numbers.
+        weight: The weight of the query.
+        exact: Match all words.
+        kind: The kind of the results.
+        tags: The tags of the results.
+        limits: The limits by shelf.
+        place: The place, by name or by numbers.
         extra: Anything.
     """
     return query
@@ -120,7 +120,7 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(list(PARAMETERS["properties"])), VALUES))
-def test_accepted_arguments_and_errors_fit_a_message(arguments: dict[str, Any]) -> None:
+def test_accepted_arguments_and_errors_can_be_encoded_in_a_message(arguments: dict[str, Any]) -> None:
     try:
         checked = check_arguments(arguments, PARAMETERS)
     except ArgumentError as error:

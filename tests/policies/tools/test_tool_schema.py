@@ -39,7 +39,7 @@ def no_parameters() -> None:
 
 
 DESCRIPTIONS = ("A text.", "A count.", "A length in m, such as 1.5: the default.", "A switch.", "Nothing.", "Anything.")
-# Parameters of tools without a result.
+# Parameter lists of tools that return None.
 SIGNATURES = {
     "plain_types": "a: str, b: int, c: float, d: bool, e: None, f: Any",
     "optionals": "a: Optional[str] = None, b: int | None = None, c: Union[list[int], None] = None",
@@ -115,10 +115,10 @@ def test_the_schema_equals_that_of_transformers(tool: Callable[..., object]) -> 
     expected["function"].pop("return", None)
     if not expected["function"]["parameters"]["properties"]:
         expected["function"]["parameters"].pop("required", None)
-    assert build_tool_schema(tool).to_json() == json.dumps(expected)  # including the order of keys
+    assert build_tool_schema(tool).to_json() == json.dumps(expected)  # the order of keys also agrees
 
 
-def test_the_type_may_contain_the_description() -> None:
+def test_an_annotated_type_can_contain_the_description() -> None:
     def tool(k: Annotated[int, "The number of results."], q: Annotated[str, "The words."] = "x") -> None:
         """Look up."""
 

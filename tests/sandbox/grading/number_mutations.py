@@ -1,4 +1,4 @@
-"""Generates texts of numbers in documented forms, and changes one character of each text."""
+"""Generate numbers in the documented forms of text, and change one character of each text."""
 
 from collections.abc import Iterator
 from fractions import Fraction
@@ -39,7 +39,7 @@ def _change(text: str, random: Random) -> str:
             return text[:place] + random.choice(CHARACTERS) + text[place + 1 :]
 
 
-Generated = tuple[str, Fraction, bool]  # text, value, whether nothing may follow the text
+Generated = tuple[str, Fraction, bool]  # text, value, and whether the text must be the end of the answer
 
 
 def _whole(random: Random) -> Generated:

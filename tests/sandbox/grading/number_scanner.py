@@ -1,4 +1,4 @@
-"""Reads the parts of a number (a sign, digits or a power) from a text; plain_evaluator combines them to forms."""
+"""Read the parts of a number (a sign, digits or a power) from a text; plain_evaluator combines the parts."""
 
 from fractions import Fraction
 
@@ -6,7 +6,7 @@ DIGITS = "0123456789"
 
 
 class Scanner:
-    """A reader of one part after the other. A method that cannot read its part returns None and keeps the place."""
+    """A reader of the parts of a text. A method that cannot read its part returns None and keeps the place."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -33,7 +33,7 @@ class Scanner:
         return self.take("+", "-") or ""
 
     def integer(self) -> int | None:
-        """Read digits, or groups of three digits behind one separator."""
+        """Read digits, or groups of three digits that are divided by one kind of separator."""
         start, head = self.place, self.digits()
         if not head:
             return None
@@ -51,7 +51,7 @@ class Scanner:
         return int("".join(groups))
 
     def exponent(self) -> int | None:
-        """Read a whole number, in braces, in brackets or plain."""
+        """Read a whole number, which can be in braces or in brackets."""
         start = self.place
         opening = self.take("{", "(") or ""
         if opening == "{":

@@ -1,4 +1,4 @@
-"""Evaluates the left sides of equations for plain_evaluator: names, and arithmetic with `ast` and `fractions`."""
+"""Evaluate the left sides of equations for plain_evaluator: a name, or arithmetic with `ast` and `fractions`."""
 
 import ast
 from fractions import Fraction
@@ -7,7 +7,7 @@ NAMELESS = ("\\left", "\\right", "\\boxed", "\\fbox", "\\phantom")  # commands t
 
 
 def is_name(side: str) -> bool:
-    """Return whether brackets are balanced, and the text outside them has the characters of a name."""
+    """Return whether the brackets are balanced and the text outside of brackets could be a name."""
     outside, depth = "", 0
     for character in side:
         closes = character in ")]}"

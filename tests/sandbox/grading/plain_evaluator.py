@@ -1,6 +1,6 @@
-"""Evaluates the documented forms of a number (docs/grading.md) without the grader, by a scanner over characters.
+"""Evaluate the documented forms of a number (docs/grading.md) without the grader, by a scanner over characters.
 
-The fuzz test compares this evaluator with the grader, so that it imports nothing of the grader and of math-verify.
+The fuzz test compares this evaluator with the grader, so the evaluator imports neither the grader nor math-verify.
 """
 
 from fractions import Fraction
@@ -20,15 +20,15 @@ FRAMES = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**")
 
 class Value(NamedTuple):
     number: Fraction
-    unit: str = ""  # "%", "dollar", "'" or "^\\circ"
-    num_decimals: int = 0  # decimals of a plain decimal number
+    unit: str = ""  # one of "%", "dollar", "'" and "^\\circ"
+    num_decimals: int = 0  # number of decimals of a plain decimal number
     is_fraction: bool = False
     base: int = 0
     modulus: int = 0
 
 
 def evaluate(text: str, is_followed: bool = False) -> Value | None:
-    """Return the value of a text that is one documented form; with `is_followed` by a unit, it has nothing around it."""
+    """Return the value of a text in a documented form. If a unit follows (`is_followed`), the form has no frame."""
     for character, plain in CHARACTERS.items():
         text = text.replace(character, plain)
     scanner, plain = Scanner(text), ""
@@ -149,7 +149,7 @@ def _evaluate_unsigned(text: str) -> Value | None:
 
 
 def _finish(scanner: Scanner, value: Value) -> Value | None:
-    """Read a unit of one character, or a modulus, up to the end."""
+    """Read a unit of one character, or a modulus, at the end of the text."""
     has_space = bool(scanner.take(" "))
     rest = scanner.text[scanner.place :].replace(" ", "")
     if has_space and rest.isalpha() and len(rest) > 2:

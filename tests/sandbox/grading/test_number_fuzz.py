@@ -27,7 +27,7 @@ def is_documented_form(mutation: Mutation) -> bool:
 
 
 def rounds(given: Value, mutation: Mutation) -> bool:
-    """Return whether a decimal rounds a fraction. It needs four decimals, and four digits from the first nonzero one."""
+    """Return whether a decimal rounds a fraction, with at least four decimals and four significant digits."""
     value, rest = mutation.value, mutation.value.denominator
     for factor in (2, 5):
         while rest % factor == 0:

@@ -1,4 +1,4 @@
-"""A running sandbox in which hostile programs run next to neighbours, several at a time or alone."""
+"""A running sandbox in which hostile programs run next to a neighbour, several at a time or alone."""
 
 import asyncio
 import itertools
@@ -23,8 +23,8 @@ LIMITS: dict[str, Any] = {
     "notebook_memory_share": 1.0,  # no notebook is evicted, even on a full machine
 }
 _NEIGHBOUR = 1  # trajectory id of the neighbour
-MAX_REPEATS = 2  # repeats after a timeout: a busy machine causes one, but hardly three in a row
-_SETTLE_S = 20.0  # time for the removal of a call's leftovers; later ones fail the test
+MAX_REPEATS = 2  # repeats of a timeout; a busy machine hardly causes three timeouts in a row
+_SETTLE_S = 20.0  # time for the removal of a call's leftovers; afterwards the test fails
 _MARKER = "secret of a neighbour"
 NOTEBOOK_IS_KEPT = CodeOk(Output("['kept']\n"))
 
@@ -34,7 +34,7 @@ token = os.urandom(8).hex()
 marker = {_MARKER!r}
 open('mine', 'w').write('abc')
 """
-# Prints state that a hostile program could change in the neighbour's process or folder.
+# This code prints the state that a hostile program could change in the neighbour's process or folder.
 _ASK_NEIGHBOUR = "print(token, open('mine').read(), os.listdir(), len(os.sched_getaffinity(0)))"
 _PROGRAM = f"""
 import json, os, random, string
@@ -45,12 +45,12 @@ total = sum(range(200_000))
 
 
 class Encounter(NamedTuple):
-    """The results of a hostile program and of its neighbours."""
+    """The results of a hostile program and of its neighbour."""
 
     outcomes: dict[Form, CodeOutcome | SandboxFailure]
     later: CodeOutcome | SandboxFailure | None  # outcome of a later cell of the hostile notebook
     neighbours: list[str]  # outcome of each call of the neighbour
-    unharmed: list[str]  # outcomes of the neighbour's calls without a hostile program
+    unharmed: list[str]  # outcome of each call of the neighbour without a hostile program
     leftovers: dict[str, Any]
 
     def is_expected(self, hostile: Hostile) -> bool:
@@ -97,7 +97,7 @@ class Arena:
         return bool(self.client.isolation.namespaces)
 
     def meet_all(self, programs: Sequence[Hostile]) -> list[Encounter]:
-        """Run programs at the same time. If one encounter is not expected, run each program alone instead."""
+        """Run programs at the same time. After an unexpected encounter, run each program alone instead."""
         encounters = self.run(self._meet(*programs))
         if all(each.is_expected(hostile) for each, hostile in zip(encounters, programs, strict=True)):
             return encounters
@@ -105,14 +105,14 @@ class Arena:
         return [self.meet(hostile) for hostile in programs]
 
     def meet(self, hostile: Hostile) -> Encounter:
-        """Run a hostile program; repeat an encounter with a timeout that the program may not cause."""
+        """Run a hostile program; repeat the encounter after a timeout that the program does not allow."""
         (encounter,) = self.run(self._meet(hostile))
         for _ in range(MAX_REPEATS):
             if not encounter.has_unexpected_timeout(hostile):
                 break
             (encounter,) = self.run(self._meet(hostile))
         if encounter.leftovers or encounter.neighbours != encounter.unharmed:
-            self.record_state()  # otherwise, the next program would be blamed
+            self.record_state()  # otherwise, the next program would fail for this damage
         return encounter
 
     def record_state(self) -> None:
@@ -125,7 +125,7 @@ class Arena:
         self.run(record())
 
     def inspect_state(self) -> tuple[list[str], dict[str, Any]]:
-        """Return (outcomes of the neighbours' calls, leftovers)."""
+        """Return (outcomes of the neighbour's calls, leftovers)."""
 
         async def inspect() -> tuple[list[str], dict[str, Any]]:
             outcomes = [await self._ask_notebook(), await self._ask_program()]
@@ -141,12 +141,12 @@ class Arena:
         sandbox = make_sandbox(SandboxConfig(time_limit_s=self._time_limit_s, **where, **LIMITS), seed=7)  # pyright: ignore
         self.client = Client(sandbox, await sandbox.start())
         await self.client.printed(_OPEN_NEIGHBOUR, _NEIGHBOUR)
-        await self.client.program("import numpy")  # starts the scientific servers
+        await self.client.program("import numpy")  # the call starts the scientific servers
         await self.client.grade("x+1", "1+x")
         self.secrets = [self.secret, *footprint.read_container_secrets(self.client)]
 
     async def _meet(self, *programs: Hostile) -> list[Encounter]:
-        """Run the programs at the same time. Their encounters have the same neighbours and leftovers."""
+        """Run the programs at the same time. Their encounters share the neighbour's outcomes and the leftovers."""
         running = [(self._fill_placeholders(hostile), next(self._trajectories)) for hostile in programs]
         await asyncio.gather(*(self.client.printed("kept = ['kept']", trajectory) for _, trajectory in running))
         concurrent = asyncio.gather(self._ask_notebook(), self._ask_program())
@@ -186,7 +186,7 @@ class Arena:
         return repr(await self._outcome(self.client.program(_PROGRAM, f'"{_MARKER}"\n', _NEIGHBOUR)))
 
     async def _wait_until_settled(self, before: Footprint | None) -> Footprint:
-        """Wait until there are no leftovers; without `before`, until there are no changes."""
+        """Wait until there are no leftovers, or if `before` is None, until nothing changes."""
         deadline = asyncio.get_running_loop().time() + _SETTLE_S
         last = None
         while True:
@@ -201,7 +201,7 @@ class Arena:
         if "@" not in hostile.code:
             return hostile
         neighbours = footprint.find_owners(self.client, "mine")
-        pids = [*neighbours, *self._before.servers, os.getpid(), *({os.getppid()} - {1})]  # 1 is also a call's own pid
+        pids = [*neighbours, *self._before.servers, os.getpid(), *({os.getppid()} - {1})]  # pid 1 can be the call
         folders = [
             folder for pid in neighbours for folder in (f"/proc/{pid}/cwd", str(Path(f"/proc/{pid}/cwd").readlink()))
         ]

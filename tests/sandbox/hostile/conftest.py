@@ -24,7 +24,7 @@ PARAMETERS = [
 ]
 
 
-# Programs that run at the same time: those that may reach the time limit use the processors until then.
+# Number of concurrent programs, and the smaller number of programs that use the CPUs until the time limit.
 _AT_A_TIME, _LIMITED_AT_A_TIME = 8, 4
 
 
@@ -56,10 +56,10 @@ def arena(
 def arena_pair(
     request: pytest.FixtureRequest, loop: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[Arena]]:
-    """Make an arena for programs that end by their own code, and one for programs that may reach the time limit.
+    """Make an arena for programs that end before the time limit, and one for programs that can reach it.
 
-    The test file names their kind (ARENA). Only the second arena has a short limit: most of the suite's time passes in
-    waiting for it.
+    The test file sets the kind of sandbox (ARENA). Only the second arena has a short time limit, because the suite
+    spends most of its time in this arena.
     """
     with open_arenas(loop, request.module.ARENA, tmp_path_factory.mktemp("executor"), 2.0, 0.25) as arenas:
         yield arenas
@@ -85,6 +85,6 @@ class Batches:
 
 @pytest.fixture(scope="module")
 def batches(request: pytest.FixtureRequest) -> Batches:
-    """Make batches of the programs of this file that are run."""
+    """Make batches of the programs that this run selects from the test file."""
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
     return Batches([str(item.callspec.params["name"]) for item in items if item.path == request.path])

@@ -2,7 +2,7 @@
 
 from tests.sandbox.hostile.record import any_outcome, died, hostile, printed, raised, read_programs, timed_out
 
-# "a", bytes of the outcome's text, nonce, cells; then the text. See asterism.sandbox.inside.wire.call_wire.
+# Format of an answer: "a", length, nonce, cells, text. See asterism.sandbox.inside.wire.call_wire.
 _ANSWER = "import os, struct\ndef answer(text, nonce): return struct.pack('<cIQI', b'a', len(text), nonce, 1) + text\n"
 
 _FORGE = (
@@ -20,7 +20,7 @@ while frame:
 """
 )
 
-# Programs that may harm only their own call and notebook.
+# Programs that can harm only their own call and notebook.
 _HARM_THEIR_OWN_CALL = {
     "finds the harness and answers for itself": _FORGE.format(texts="[b'ok']", repeats=True),
     "finds the harness and answers twice": _FORGE.format(texts="(b'ok', b'exit\\x000')", repeats=False),
@@ -41,7 +41,7 @@ _HARM_THEIR_OWN_CALL = {
         """,
 }
 
-# Programs that the server kills for their frames. It reads a program's answer at its exit or at the time limit.
+# Programs that the server kills for invalid frames, when a program exits or reaches the time limit.
 _FILL_THE_SOCKET = {
     "answers with guessed nonces": _ANSWER + "for nonce in range(2000): os.write(3, answer(b'ok', nonce))",
     "writes garbage to the harness's socket": "import os\nfor _ in range(1600): os.write(3, b'\\xa5' * 65536)",

@@ -1,6 +1,6 @@
 """Each hostile program has an allowed outcome, harms no neighbour or server, and leaves nothing.
 
-A test file per kind of sandbox imports this test, so that pytest-xdist runs the kinds in different processes.
+One test file for each kind of sandbox imports this test, so that pytest-xdist runs the kinds in parallel.
 """
 
 import os

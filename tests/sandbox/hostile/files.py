@@ -3,7 +3,7 @@
 from asterism.sandbox.inside.call import run_code
 from tests.sandbox.hostile.record import NEIGHBOUR_FOLDERS, hostile, printed, raised, read_programs, timed_out
 
-# Programs that print each escape, so that they must print nothing.
+# These programs print each successful escape, so they must print nothing.
 _PRINT_EACH_ESCAPE = {
     "writes outside its folder": """
         import os, sys

@@ -1,4 +1,4 @@
-"""Measures a sandbox's processes, descriptors, files and sockets, for a comparison before and after a program."""
+"""Measure a sandbox's processes, descriptors, files and sockets, to compare them before and after a program."""
 
 import contextlib
 import os
@@ -12,12 +12,12 @@ from tests.sandbox.conftest import Client
 _FOLDERS = ("tmp", "var/tmp", "dev/shm", "run/lock", "scratch")
 _NOBODY = 65534
 _FIRST_CALL_UID = 2_000_000_000  # first uid of calls if root has no namespaces
-_MARK = "hostile"  # name, up to a dot, of all foreign files that hostile programs create
+_MARK = "hostile"  # name, up to its dot, of each file that a hostile program creates elsewhere
 _MAX_GROWTH_MIB = 48  # allowed growth of a server's memory, for buffers of large calls
 
 
 class Footprint(NamedTuple):
-    servers: tuple[int, ...]  # pids of fork servers, grader, container inits
+    servers: tuple[int, ...]  # pids of fork servers, grader and init processes of containers
     calls: int  # number of the servers' descendants that run calls
     descriptors_here: int
     descriptors_of_servers: tuple[int, ...]
@@ -76,13 +76,13 @@ def read_container_secrets(client: Client) -> list[str]:
 
 
 def find_owners(client: Client, name: str) -> list[int]:
-    """Return the processes with a file of this name in their working folder."""
+    """Return the pids of processes whose working folder contains a file of this name."""
     descendants = family(*client.sandbox.server_pids)
     return [pid for pid in descendants if is_running(pid) and Path(f"/proc/{pid}/cwd/{name}").exists()]
 
 
 def _list_servers(started: int) -> list[int]:
-    """Return the process and, with namespaces, its child in another namespace, the actual server."""
+    """Return the launched process and, with namespaces, its child in another namespace, which is the server."""
     children = [pid for pid in family(started)[1:] if _read_parent(pid) == started]
     return [started, *(pid for pid in children if _read_namespace(pid) != _read_namespace(started))]
 
@@ -115,13 +115,13 @@ def _measure_resident_mib(pid: int) -> int:
 def _list_private_folders() -> list[Path]:
     found: list[Path] = []
     for scratch in Path("/tmp").glob(f"asterism-{os.getuid()}-calls-*"):
-        with contextlib.suppress(FileNotFoundError):  # another process has removed its folder
+        with contextlib.suppress(FileNotFoundError):  # another process can remove its folder in the meantime
             found += scratch.glob(f"*-{os.getpid()}-*")
     return found
 
 
 def _list_files(root: str) -> list[str]:
-    """Return the files in world-writable folders that belong to calls or have the mark."""
+    """Return the files in world-writable folders that belong to calls or have the name _MARK."""
     found: list[str] = []
     for folder in _FOLDERS:
         with contextlib.suppress(OSError), os.scandir(f"{root}/{folder}") as entries:
@@ -134,7 +134,7 @@ def _list_files(root: str) -> list[str]:
 
 
 def _list_sockets(pid: int | str) -> list[str]:
-    """Return the Unix sockets of a server's own network namespace; in a shared one, those with the mark."""
+    """Return the Unix sockets in a server's own network namespace, or with a shared one, sockets named _MARK."""
     with contextlib.suppress(OSError):
         own = Path(f"/proc/{pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
         lines = [line.split() for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]]

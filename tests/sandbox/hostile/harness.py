@@ -27,7 +27,7 @@ _KINDS = tuple(
 )
 _RESOURCES = (*ATTACKED[ForkServer], *ATTACKED[WarmProcesses], *ATTACKED[NotebookProcesses], *ATTACKED[CallProcess])
 
-# Programs that may harm only their own call and notebook.
+# Programs that can harm only their own call and notebook.
 _HARM_THEIR_OWN_CALL = {
     "replaces every builtin": """
         import builtins

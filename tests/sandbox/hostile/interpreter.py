@@ -48,7 +48,7 @@ _EXITS: list[Hostile] = [
     )
 ]
 
-# Programs that may harm only their own call and notebook.
+# Programs that can harm only their own call and notebook.
 _HARM_THEIR_OWN_CALL = {
     "overwrites None and 1": """
         import ctypes
@@ -171,7 +171,7 @@ INTERPRETER = [
         "asks for a dump when it crashes",
         "import faulthandler, sys\nfaulthandler.enable()\nfaulthandler._sigsegv()",
         died(-11),
-        ok(),  # process 1 of a namespace ignores signals to itself
+        ok(),  # process 1 of a namespace ignores signals that it sends to itself
     ),
     hostile(
         "is ended by a watchdog of its own",

@@ -23,7 +23,7 @@ while time.monotonic() < end:
 print('held more than twice the limit after a second' if TOTAL_MIB > 256 else 'within')
 """
 
-# Programs that only the time limit ends.
+# Programs that end only at the time limit.
 _NEVER_END = {
     "forks without end": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
     "becomes a shell that stays": """
@@ -198,7 +198,7 @@ PROCESSES = [
         out_of_memory(),
         died(),
         raised(),
-        keeps_notebook=False,  # its children still exceed the limit in the next cell
+        keeps_notebook=False,  # the program's children still exceed the limit in the next cell
     ),
     hostile("leaves children that are dead", "import os\nfor _ in range(10):\n    if not os.fork(): os._exit(0)", ok()),
     hostile(

@@ -1,4 +1,4 @@
-"""Mounts the interpreter in a public folder, for calls of root, which run as other users."""
+"""Mount the interpreter in a public folder: calls of a root executor run as other users."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ def public_interpreter() -> Iterator[None]:
         return moved[place] + path[len(place) :]
 
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as mounts:
-        mounts.callback(folder.rmdir)  # not rmtree, because an unmount may fail
+        mounts.callback(folder.rmdir)  # rmtree would delete the interpreter if an unmount failed
         for place, target in moved.items():
             Path(target).mkdir()
             mounts.callback(Path(target).rmdir)

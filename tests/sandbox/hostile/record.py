@@ -5,11 +5,11 @@ from typing import Literal, NamedTuple
 
 from asterism.bus.messages import CodeCrashed, CodeOk, CodeOutcome, CodeOutOfMemory, CodeRaised, CodeTimedOut, Output
 
-Form = Literal["program", "cell"]  # a stateless call, or a cell of a notebook that holds `kept`
+Form = Literal["program", "cell"]  # a stateless call, or a cell of a notebook with the variable `kept`
 
 # Placeholders in the code, which the arena fills in.
-SECRET_FILE = "@SECRET_FILE@"  # a world-readable file
-NEIGHBOURS = "@NEIGHBOURS@"  # pids of this machine: the neighbour's notebook, servers, the test
+SECRET_FILE = "@SECRET_FILE@"  # path of a world-readable file
+NEIGHBOURS = "@NEIGHBOURS@"  # pids of the neighbour's notebook, the servers and the test
 NEIGHBOUR_FOLDERS = "@NEIGHBOUR_FOLDERS@"  # paths to the neighbour's folder
 
 
@@ -70,10 +70,10 @@ class Hostile(NamedTuple):
     ends_as_cell: tuple[Ending, ...]
     forms: tuple[Form, ...]
     stdin: str
-    keeps_notebook: bool  # whether a later cell finds `kept`; False: the program may harm its own notebook
+    keeps_notebook: bool  # whether `kept` must survive; if not, the program can harm its notebook
     shows: bool  # whether the cell prints the value of its last expression
-    signals_others: bool  # whether it is dangerous without pid namespaces and separate users
-    reaches_limit: bool  # whether its process may live until the time limit
+    signals_others: bool  # whether the program is dangerous without pid namespaces and separate users
+    reaches_limit: bool  # whether its process can live until the time limit
 
     def list_ends(self, form: Form) -> tuple[Ending, ...]:
         return self.ends if form == "program" else self.ends_as_cell
@@ -107,7 +107,7 @@ def any_outcome() -> tuple[Ending, ...]:
 
 
 def read_programs(programs: dict[str, str]) -> list[Hostile]:
-    """Read programs by name. The comment in the first line of each has the further arguments of `hostile`."""
+    """Read programs by name. The comment in a program's first line contains further arguments of `hostile`."""
     read: list[Hostile] = []
     for name, text in programs.items():
         header, _, code = text.strip("\n").partition("\n")

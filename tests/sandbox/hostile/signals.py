@@ -2,7 +2,7 @@
 
 from tests.sandbox.hostile.record import NEIGHBOURS, hostile, printed, read_programs, timed_out
 
-# Programs that only the time limit ends.
+# Programs that end only at the time limit.
 _NEVER_END = {
     "switches its alarm off and sleeps": "import signal, time\nsignal.alarm(0)\ntime.sleep(60)",
     "ignores all signals and spins": """
@@ -170,7 +170,7 @@ SIGNALS = [
     hostile(
         "stops itself",
         "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\nprint('still here')",
-        printed("still here\n"),  # as process 1 of a namespace, which ignores the signal
+        printed("still here\n"),  # process 1 of a namespace ignores the signal
         timed_out(""),
     ),
 ]

@@ -1,4 +1,4 @@
-"""Reading foreign data: environment, /proc, /sys, the machine's files, other calls' data.
+"""Attacks that read foreign data: environment, /proc, /sys, the machine's files, other calls' data.
 
 The arena searches the output of every program for the executor's secrets.
 """
@@ -14,7 +14,7 @@ _EXPECTED_ENVIRONMENT = (
 )
 _CONTAINERS = tuple(kind.__name__ for kind in (CallProcess, ForkServer, OutputPipe, FrameReader))
 
-# Programs that print a list of the foreign data in their reach: the list must be empty.
+# These programs print a list of the foreign data that they can read; the list must be empty.
 _LIST_FOREIGN_DATA = {
     "reads the environment, arguments and memory of processes": f"""
         import os

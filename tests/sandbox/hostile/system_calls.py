@@ -3,7 +3,7 @@
 from asterism.sandbox.inside.isolation.allowed_syscalls import CALL_SYSCALLS
 from tests.sandbox.hostile.record import Hostile, died, hostile, printed, read_programs
 
-# By name: number on x86-64, number on arm64, arguments with an effect if the call were allowed.
+# By name: number on x86-64, number on arm64, and arguments with an effect if the call is not denied.
 _REFUSED = {
     "ptrace": (101, 117, "0, 0, 0, 0"),  # PTRACE_TRACEME
     "process_vm_readv": (310, 270, "1, vector, 1, vector, 1, 0"),
@@ -28,7 +28,7 @@ _REFUSED = {
     "finit_module": (313, 273, "0, b'', 0"),
     "delete_module": (176, 106, "b'hostile', 0"),
     "kexec_load": (246, 104, "0, 0, 0, 0"),
-    "reboot": (169, 142, "0xfee1dead, 672274793, 0, 0"),  # CAD_OFF, which is harmless if allowed
+    "reboot": (169, 142, "0xfee1dead, 672274793, 0, 0"),  # CAD_OFF is harmless if the call is not denied
     "syslog": (103, 116, "3, block, 64"),
     "acct": (163, 89, "0"),
     "swapon": (167, 224, "b'hostile', 0"),
@@ -60,7 +60,7 @@ _REFUSED = {
     "fsmount": (432, 432, "0, 0, 0"),
     "mount_setattr": (442, 442, "-100, b'/', 0, block, 32"),
     "memfd_secret": (447, 447, "0"),
-    "landlock_create_ruleset": (444, 444, "block, 8, 0"),  # allowed rules would hold memory
+    "landlock_create_ruleset": (444, 444, "block, 8, 0"),  # a ruleset would hold kernel memory
     "socket": (41, 198, "1, 1, 0"),
     "a lock of a file": (73, 32, "1, 6"),
     "a lock of an open file": (72, 25, "1, 37, block"),
@@ -84,11 +84,11 @@ def _refused(name: str, x86: int, arm: int, arguments: str) -> Hostile:
     code = _CODE.format(x86=x86, arm=arm, arguments=arguments)
     ends = [printed("-1 1\n")]
     if x86 >= 1 << 30:
-        ends.append(died(-31))  # the filter of a container kills the process
+        ends.append(died(-31))  # a container's filter kills the process
     return hostile(f"asks the kernel for {name}", code, *ends, forms=("program",))
 
 
-_UPROBES = {335, 336}  # x86-64; the kernel kills the caller, and no filter is run
+_UPROBES = {335, 336}  # on x86-64, the kernel kills the caller without a filter
 _OTHERS = sorted({*range(600)} - {*CALL_SYSCALLS.values(), *_UPROBES})
 
 _PROGRAMS = {
@@ -171,6 +171,6 @@ SYSTEM_CALLS = [
     hostile(
         "asks for clone3",
         "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\nprint(libc.syscall(435, 0, 0), ctypes.get_errno())",
-        printed("-1 38\n"),  # libc then uses clone: a filter can read the flags of clone
+        printed("-1 38\n"),  # libc then calls clone, whose flags a filter can read
     ),
 ]

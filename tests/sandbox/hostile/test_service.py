@@ -1,4 +1,4 @@
-"""Hostile programs, concurrent or in sequence, and hostile answers do not harm the service."""
+"""Hostile answers and hostile programs, concurrent or in sequence, do not harm the service."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ _NUM_CONCURRENT = 24
 
 @pytest.fixture
 def client(arena: Arena) -> Iterator[Client]:
-    """The client of the arena; after the test, the neighbours and leftovers are checked."""
+    """Return the client of the arena; after the test, check the neighbour and the leftovers."""
     yield arena.client
     neighbours, leftovers = arena.inspect_state()
     assert neighbours == arena.unharmed
@@ -51,7 +51,7 @@ async def test_concurrent_hostile_programs_harm_no_neighbour(client: Client) -> 
 
 def test_concurrent_long_codes_and_inputs_do_not_kill_the_fork_server(arena: Arena, client: Client) -> None:
     arena.run(send_long_codes(client))
-    arena.record_state()  # servers keep buffers for waiting calls; a leak would grow again
+    arena.record_state()  # servers keep the buffers of these calls; a leak would grow with the next calls
     arena.run(send_long_codes(client))
 
 
@@ -66,7 +66,7 @@ async def send_long_codes(client: Client) -> None:
         await client.sandbox.end_notebook(60 + number)
 
 
-async def test_a_notebook_with_a_patched_clock_gets_no_more_time(client: Client) -> None:
+async def test_a_patched_clock_gives_a_notebook_no_more_time(client: Client) -> None:
     await client.printed("import time\nnow = time.monotonic", 70)
     for fake in ("float('inf')", "float('nan')", "-1e300", "now() + 60", "now() - 60"):
         await client.printed(f"time.monotonic = lambda: {fake}", 70)
@@ -81,7 +81,7 @@ async def test_a_cell_cannot_answer_a_later_cell(client: Client) -> None:
     await client.sandbox.end_notebook(71)
 
 
-async def test_a_cell_that_crashes_only_in_its_replay_is_a_crash_of_the_code(client: Client) -> None:
+async def test_a_crash_of_code_during_a_replay_is_not_an_infrastructure_failure(client: Client) -> None:
     """Code must not be able to fake an infrastructure failure."""
 
     began = await client.printed("import os, time\nx = 1\nbegan = time.time_ns()\nbegan", 72)
@@ -119,7 +119,7 @@ def test_each_arena_has_the_protections_of_its_kind(arena: Arena) -> None:
 @pytest.mark.real_clock
 @pytest.mark.parametrize("name", PARAMETERS)
 async def test_a_sandbox_that_closes_during_hostile_programs_leaves_no_processes(name: str) -> None:
-    before = list_call_folders()  # the arena's
+    before = list_call_folders()  # call folders of the arena
     backend, namespaces = ARENAS[name]
     where = {"backend": backend, "namespaces": namespaces}
     sandbox = make_sandbox(SandboxConfig(time_limit_s=1.0, **where, **LIMITS), seed=7)  # pyright: ignore

@@ -1,6 +1,6 @@
 """Programs that the process backend cannot stop without user namespaces; `doctor` warns of each program.
 
-Landlock stops some of them; versions are ABI versions (asterism.sandbox.inside.isolation.landlock).
+Landlock stops some of these programs; versions are ABI versions (asterism.sandbox.inside.isolation.landlock).
 """
 
 from typing import NamedTuple
@@ -13,12 +13,12 @@ _NEVER = 1_000
 class KnownEscape(NamedTuple):
     reason: str
     warning: str  # part of the warning that `doctor` prints
-    ends: tuple[Ending, ...]  # outcomes without namespaces
+    ends: tuple[Ending, ...]  # allowed outcomes without namespaces
     landlock_stops_since: int = _NEVER
 
 
 class NotRun(NamedTuple):
-    """A program that would escape and leave files or kill the tests."""
+    """A program that does not run, because it would leave files or kill the tests."""
 
     reason: str
     landlock_stops_since: int = _NEVER

@@ -1,4 +1,4 @@
-"""Tests of cgroup folders of version 2, as plain files: memory is enabled only in folders without processes."""
+"""Tests of cgroup v2 on plain files; the memory controller is enabled only in a cgroup without processes."""
 
 import os
 import socket
@@ -11,7 +11,7 @@ from asterism.sandbox.hosts.cgroup_folders import CgroupFolder
 
 @pytest.fixture
 def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make the cgroup of a process 7. As in a kernel, new cgroups have files."""
+    """Make a cgroup that contains process 7. As in the kernel, a new cgroup has files."""
     make = os.mkdir
 
     def make_cgroup(path: Path, mode: int = 0o777) -> None:
@@ -58,7 +58,7 @@ def test_each_fork_server_gets_the_descriptor_of_its_own_folder(parent: Path) ->
         folder.hand_over(9, os.getuid(), ours)
         assert socket.recv_fds(theirs, 1, 1)[:2] == (b"\0", [])
         theirs.close()
-        folder.hand_over(9, os.getuid(), ours)  # a fork server that has ended causes no error
+        folder.hand_over(9, os.getuid(), ours)  # the call ignores that the fork server has ended
 
 
 def test_a_cgroup_without_a_memory_controller_is_refused_and_unchanged(parent: Path) -> None:

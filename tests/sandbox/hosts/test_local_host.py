@@ -17,7 +17,7 @@ SETTINGS = ServerSettings("bare", False, (), 1.0, 1, 1, 1, 1)
 async def test_a_starting_process_is_not_in_the_session_of_the_terminal() -> None:
     process = await LocalHost().launch("asterism.sandbox.inside.server.boot", SETTINGS)
     try:
-        assert os.getsid(process.pid) == process.pid  # the session is new before the first line of code runs
+        assert os.getsid(process.pid) == process.pid  # the process has a new session before its first line of code
     finally:
         process.kill()
         await process.wait()

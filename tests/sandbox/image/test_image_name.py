@@ -31,14 +31,14 @@ Commands = Callable[..., Path]
 
 
 def pins(path: Path) -> dict[str, str]:
-    """Return versions by package; lines of hashes are indented."""
+    """Return versions by package. Indented lines, which contain hashes, are skipped."""
     lines = [line.removesuffix(" \\") for line in path.read_text().splitlines() if not line.startswith(("#", " "))]
     return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
 
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
-    """Replace all commands on PATH by the given shell scripts."""
+    """Replace PATH by a folder that contains only the given shell scripts."""
     folder = tmp_path / "commands"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -84,7 +84,7 @@ class TestPackages:
                     assert requirement.specifier.contains(listed[canonicalize_name(requirement.name)]), name
 
     @pytest.mark.slow
-    def test_every_package_has_hashes_and_pip_checks_them(self, tmp_path: Path):
+    def test_every_package_has_hashes_that_pip_checks(self, tmp_path: Path):
         text = (FOLDER / "image" / "requirements.txt").read_text()
         blocks = re.sub(r" \\\n +", " ", "".join(re.findall(r"^[^#].*\n", text, re.MULTILINE))).splitlines()
         assert len(blocks) == len(pins(FOLDER / "image" / "requirements.txt"))
@@ -155,7 +155,7 @@ class TestParts:
         assert remove_other_tags("name", "name:new") == ["name:old"]
         assert (folder / "log").read_text() == "name:old\n"
 
-    def test_the_same_files_give_the_same_tar_whatever_their_times(self, tmp_path: Path):
+    def test_the_same_files_give_the_same_tar_despite_other_times(self, tmp_path: Path):
         tars: list[bytes] = []
         for root, names in ((tmp_path / "a", "ba"), (tmp_path / "b", "ab")):
             root.mkdir()
@@ -191,7 +191,7 @@ class TestParts:
         (tmp_path / "module.py").write_text("x = 1\n")
         compile_all(tmp_path)
         (compiled,) = (tmp_path / "__pycache__").iterdir()
-        # PEP 552: a pyc file with an unchecked hash.
+        # PEP 552: these flags mean a hash that is not checked.
         assert int.from_bytes(compiled.read_bytes()[4:8], "little") == 0b01
         assert {path.stat().st_mtime for path in (compiled, compiled.parent, tmp_path)} == {MODIFIED_AT}
 

@@ -1,4 +1,4 @@
-"""Reads grading_cases.jsonl: for each form of an answer, a reason, a truth, correct answers and wrong answers."""
+"""Read grading_cases.jsonl: for each form of an answer, a reason, a truth, correct answers and wrong answers."""
 
 from pathlib import Path
 from typing import NamedTuple

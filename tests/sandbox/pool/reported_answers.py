@@ -1,6 +1,6 @@
 """Answers from public bug reports and from attacks on the grader, with the right verdicts."""
 
-# (name, truth, answer, whether it is correct)
+# (name, truth, answer, whether the answer is correct)
 REPORTED_ANSWERS: tuple[tuple[str, str, str, bool], ...] = (
     ("grade-fp-01", "\\frac{1}{2^{99}}", "\\frac{1}{2^{98}}", False),
     ("grade-fp-03", "\\frac{1}{2004!}", "\\frac{1}{2006!}", False),
@@ -44,7 +44,7 @@ REPORTED_ANSWERS: tuple[tuple[str, str, str, bool], ...] = (
     ("grade-fn-63", "13", "\\boldsymbol{13}", True),
 )
 
-# (answer, truth): all are wrong.
+# (answer, truth); all answers are wrong.
 FORGED_ANSWERS: tuple[tuple[str, str], ...] = (
     *(("1_000", "1"), ("0x5", "0"), ("0b101", "0"), ("5=7", "7"), ("7=5", "5"), ("x=5=7", "7"), ("5|7", "5")),
     *(("5&7", "5"), ("5#7", "5"), ("5\\\\7", "5"), ("5//1", "5"), ("5 \\approx 7", "5"), ("5\\land7", "5")),

@@ -18,7 +18,7 @@ SEED = 20_261_123
 
 
 def grade(answer: str, truth: str) -> bool:
-    """Grade as asterism.sandbox.pool.grader_client does, without the grader's process."""
+    """Return the verdict of asterism.sandbox.pool.grader_client, but compute it in this process."""
     verdict = judge_answer(answer, truth, "number")
     if verdict is None:
         expected = parse_math(rewrite(truth).text)
@@ -82,7 +82,7 @@ def test_no_rule_is_applied_to_an_answer_of_megabytes(monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 @pytest.mark.parametrize("truth", ["42", "x+1", "\\frac{1}{3}"])
-def test_most_explosive_answers_are_wrong_without_an_evaluation(truth: str) -> None:
+def test_most_explosive_answers_are_judged_wrong_without_an_evaluation(truth: str) -> None:
     verdicts = [judge_answer(bomb, truth, "any") for bomb in generate_bombs(1000, SEED)]
     assert True not in verdicts
     assert verdicts.count(False) > 600
@@ -100,7 +100,7 @@ async def grade_bombs(start_sandbox: StartSandbox, bombs: Sequence[str], test_li
 @pytest.mark.slow
 @pytest.mark.real_clock
 @pytest.mark.parametrize("start_sandbox", ["process"], indirect=True)
-async def test_no_explosive_answer_is_an_infrastructure_failure(start_sandbox: StartSandbox) -> None:
+async def test_no_explosive_answer_causes_an_infrastructure_failure(start_sandbox: StartSandbox) -> None:
     await grade_bombs(start_sandbox, generate_bombs(24, SEED), 120)
 
 
@@ -109,5 +109,5 @@ async def test_no_explosive_answer_is_an_infrastructure_failure(start_sandbox: S
 @pytest.mark.real_clock
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("start_sandbox", ["process"], indirect=True)
-async def test_none_of_a_thousand_explosive_answers_is_an_infrastructure_failure(start_sandbox: StartSandbox) -> None:
+async def test_a_thousand_explosive_answers_cause_no_infrastructure_failure(start_sandbox: StartSandbox) -> None:
     await grade_bombs(start_sandbox, generate_bombs(1000, SEED), 1800)

@@ -1,4 +1,4 @@
-"""Tests of a grader process that cannot start, and of its crash."""
+"""Tests of a grader process that cannot start, and of a grader process that crashes."""
 
 import asyncio
 import errno

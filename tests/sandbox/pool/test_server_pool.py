@@ -21,7 +21,7 @@ SETTINGS = ServerSettings("bare", False, (), 1.0, 1, 1, 1, 1)
 
 
 class ScriptedServer(asyncio.Protocol):
-    """Implements asterism.sandbox.hosts.host.LaunchedProcess.
+    """A fake of asterism.sandbox.hosts.host.LaunchedProcess.
 
     The server answers immediately, except to calls with the code "never".
     """
@@ -82,7 +82,7 @@ class ScriptedServer(asyncio.Protocol):
 
 
 class ScriptedHost:
-    """Implements asterism.sandbox.hosts.host.Host. `before_launch` gets the number of each launch, from 1."""
+    """A fake of asterism.sandbox.hosts.host.Host. `before_launch` gets the number of each launch, from 1."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class ScriptedHost:
 
 
 async def launch_only_one(launch: int) -> None:
-    """Let the second launch never return."""
+    """Block the second launch for ever."""
     if launch == 2:
         await asyncio.Event().wait()
 
@@ -140,7 +140,7 @@ class Caller:
 
 @asynccontextmanager
 async def open_pool(host: ScriptedHost, size: int) -> AsyncGenerator[ServerPool]:
-    """Make a pool that the test starts."""
+    """Make a pool; the test starts it."""
     pool = ServerPool(host, SETTINGS, size)
     try:
         async with asyncio.timeout(30):
@@ -218,7 +218,7 @@ async def test_an_overtaken_call_frees_its_slot(overtaking: int, is_long: bool, 
 async def test_a_server_never_exceeds_its_bound_and_waiting_calls_start_in_order(call: Caller):
     endless = start_endless_calls(call, MAX_CALLS_PER_SERVER + 2)
     await call.server.wait_running(MAX_CALLS_PER_SERVER)
-    for _ in range(20):  # time for checks for long calls
+    for _ in range(20):  # gives the pool time to look for long calls
         await asyncio.sleep(0.001)
     assert call.server.running == set(range(1, MAX_CALLS_PER_SERVER + 1))
     call.server.answer(7)
@@ -228,7 +228,7 @@ async def test_a_server_never_exceeds_its_bound_and_waiting_calls_start_in_order
     await stop(endless)
 
 
-async def test_extra_slots_disappear_with_their_long_calls(call: Caller):
+async def test_extra_slots_are_removed_when_their_long_calls_end(call: Caller):
     endless = start_endless_calls(call, 3 * SLOTS_PER_SERVER)
     await call.server.wait_running(len(endless))
     await stop(endless)
@@ -245,7 +245,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 
 
 async def run_loop_turns(number: int) -> None:
-    """Let frames in flight arrive."""
+    """Run the event loop so that frames in flight arrive."""
     for _ in range(number):
         await asyncio.sleep(0)
 
@@ -258,7 +258,7 @@ async def call_any(pool: ServerPool) -> Frame:
         pool.release(server)
 
 
-async def test_all_servers_are_replaced_when_they_exit_simultaneously():
+async def test_servers_that_exit_simultaneously_are_all_replaced():
     size = 16
     host = ScriptedHost()
     async with open_pool(host, size) as pool:
@@ -315,7 +315,7 @@ async def test_a_cancelled_start_leaves_no_server():
     async with open_pool(host, 2) as pool:
         starting = asyncio.create_task(pool.start())
         await wait_until(lambda: len(host.servers) == 1)
-        await run_loop_turns(20)  # the greeting arrives
+        await run_loop_turns(20)  # the server's greeting arrives
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await host.servers[0].wait()

@@ -1,4 +1,4 @@
-"""MurmurHash3 (32 bits) in torch, with which SGLang derives sampling noise from seed, position and
+"""MurmurHash3 (32 bits) in torch. SGLang uses this hash to derive sampling noise from seed, position and
 column."""
 
 import torch
@@ -15,7 +15,7 @@ def murmur_hash32(seed: torch.Tensor, positions: torch.Tensor, col_indices: torc
     mixed = torch.zeros_like(seed)
     for block in (seed & _LOW, (seed >> 32) & _LOW, position & _LOW, col_indices.to(torch.int64)[None]):
         mixed = _mix(mixed, block)
-    mixed = mixed ^ 16  # the blocks' length in bytes
+    mixed = mixed ^ 16  # length of the four blocks in bytes
     mixed = _times(mixed ^ (mixed >> 16), 0x85EBCA6B)
     mixed = _times(mixed ^ (mixed >> 13), 0xC2B2AE35)
     return mixed ^ (mixed >> 16)
@@ -31,6 +31,6 @@ def _rotated(word: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _times(word: torch.Tensor, factor: int) -> torch.Tensor:
-    """Return the product's lower 32 bits, in halves that do not overflow."""
+    """Return the product's lower 32 bits, computed in halves that do not overflow."""
     upper, lower = divmod(factor, 1 << 16)
     return (word * lower + (((word * upper) & 0xFFFF) << 16)) & _LOW

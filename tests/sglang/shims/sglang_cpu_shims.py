@@ -1,13 +1,13 @@
-"""Patches an unmodified SGLang server to run without CUDA.
+"""Patch an unmodified SGLang server to run without CUDA.
 
-`make sglang-environment` writes a .pth file, by which every Python process of that environment imports
-this file at its start. It patches these modules after their import:
+`make sglang-environment` writes a .pth file, so that every Python process of that environment imports
+this file at its start. This file patches these modules after their import:
 
     torchvision.extension           declares two operators of the CUDA library, which are never called
     sglang.srt.arg_groups.choices   lets --enable-deterministic-inference, which `sampling_seed` needs, use
                                     attention in plain torch with the prefix cache
     sglang.srt.batch_invariant_ops  disables that option's GPU kernels, so a token's last bits depend on its batch
-    sglang.kernels.ops.sampling.murmur_hash    provides the seeds' hash, otherwise in a separate library
+    sglang.kernels.ops.sampling.murmur_hash    provides the hash of the seeds in place of a separate library
     sglang.srt.lora.layers          leaves memory pageable, because page-locked memory needs a GPU
 """
 
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
-_LIBRARIES: list[object] = []  # operators are removed with their library
+_LIBRARIES: list[object] = []  # keeps the libraries, whose removal would remove their operators
 
 
 def _declare_operators(extension: ModuleType) -> None:
@@ -47,7 +47,7 @@ def _leave_kernels_alone(invariant: ModuleType) -> None:
 
 
 def _ignore_page_locking(_layers: ModuleType) -> None:
-    """Ignore page-locking, which LoRA also requests on CPUs."""
+    """Ignore the request to page-lock memory, which LoRA also sends on CPUs."""
     import torch
 
     def without_pinning(create: Callable[..., object]) -> Callable[..., object]:

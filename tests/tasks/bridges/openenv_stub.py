@@ -1,4 +1,4 @@
-"""A scripted server with OpenEnv's protocol, in the process of the test."""
+"""A scripted server with OpenEnv's protocol, which runs in the process of the test."""
 
 import json
 from collections.abc import AsyncGenerator
@@ -20,7 +20,7 @@ def fail(code: str, message: str = "", **details: Any) -> str:
 
 
 class OpenEnvStub:
-    """Answers each request with the next frame of the script, or not for None; closes after the last frame."""
+    """A server that answers each request with the script's next frame; None means no answer. It closes at the end."""
 
     def __init__(self, *script: str | bytes | None, greeting: str = "", schema: Any = SCHEMA) -> None:
         self._script, self._greeting, self._schema = script, greeting, schema
@@ -42,7 +42,7 @@ class OpenEnvStub:
         websocket = web.WebSocketResponse()
         await websocket.prepare(request)
         self.num_open += 1
-        if self._greeting:  # the behaviour of a server without a free session
+        if self._greeting:  # a server without a free session sends only a greeting
             await websocket.send_str(self._greeting)
         else:
             await self._follow_script(websocket)

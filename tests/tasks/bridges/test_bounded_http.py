@@ -1,4 +1,4 @@
-"""Endless, compressed and redirecting responses of a hostile server at a real socket."""
+"""A hostile server at a real socket sends endless, compressed and redirecting responses."""
 
 import asyncio
 import contextlib
@@ -102,7 +102,7 @@ async def test_a_hostile_response_is_refused_within_bounded_memory_and_time(mode
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 100 << 10
 
 
-async def test_a_frame_that_is_too_large_is_a_fault() -> None:
+async def test_a_frame_beyond_the_limit_is_a_fault() -> None:
     async with HostileServer("huge frame").serving() as url:
         session = OpenEnvSession(url, _LIMIT_S)
         await session.open("message")
@@ -113,7 +113,7 @@ async def test_a_frame_that_is_too_large_is_a_fault() -> None:
 
 @pytest.mark.slow
 @pytest.mark.slow
-async def test_closing_ends_although_the_server_sends_messages_forever() -> None:
+async def test_closing_returns_even_if_the_server_sends_messages_forever() -> None:
     async with HostileServer("endless close").serving() as url:
         session = OpenEnvSession(url, 1.0)
         await session.open("message")

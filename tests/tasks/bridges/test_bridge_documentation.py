@@ -23,7 +23,7 @@ def test_the_examples_have_parameters_that_the_bridges_accept() -> None:
             inspect.signature(BRIDGES[task["import"]]).bind(**task["parameters"])
             assert (
                 "functions" in task.get("reward", {}) or BRIDGES[task["import"]] is not McpTools
-            )  # this bridge gives no rewards
+            )  # McpTools gives no rewards
 
 
 @pytest.mark.parametrize("bridge", BRIDGES.values(), ids=BRIDGES)

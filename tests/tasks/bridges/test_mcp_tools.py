@@ -1,4 +1,4 @@
-"""McpTools without a server: parameters, the optional package, and results. tests/bridges tests it with servers."""
+"""McpTools without a server: parameters, the optional package, and results. See tests/bridges for real servers."""
 
 import sys
 from collections.abc import Mapping
@@ -73,7 +73,7 @@ def test_structured_content_is_the_result_if_there_are_no_blocks() -> None:
     assert render(make_result({"type": "text", "text": "3"}, structured={"sum": 3})) == "3"
 
 
-def test_other_media_are_an_error_without_text_and_a_notice_with_text() -> None:
+def test_a_result_with_other_media_is_an_error_unless_it_contains_text() -> None:
     image, file = {"type": "image"}, {"type": "resource", "resource": SimpleNamespace(blob="AAAA")}
     with pytest.raises(McpToolError, match="The tool returned image, resource; only text is supported"):
         render(make_result(image, file))

@@ -19,7 +19,7 @@ START = observe({"text": "start", "board": [1, 2], "metadata": {"secret": 1}})
 
 @pytest.fixture(autouse=True)
 def no_checked_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget the checked servers, because a server of an earlier test may have had the same port."""
+    """Forget the checked servers, because a server of an earlier test can have had the same port."""
     monkeypatch.setattr("asterism.tasks.bridges.openenv_session._checked", set())
 
 
@@ -60,7 +60,7 @@ async def test_init_resets_with_the_seed_of_the_row_and_steps_send_the_action_fi
 
 
 @pytest.mark.parametrize("row", [{}, {"seed": None}])
-async def test_a_row_without_a_seed_resets_with_the_parameters_only(row: dict[str, Any]) -> None:
+async def test_a_row_without_a_seed_resets_only_with_the_parameters(row: dict[str, Any]) -> None:
     stub = OpenEnvStub(START)
     async with opened(stub, reset={"seed": 1}) as dialogue:
         await dialogue.init(row)
@@ -92,7 +92,7 @@ async def test_a_step_returns_the_servers_reward_and_done(reward: Any, rewards: 
         assert await dialogue.step(TURN) == Reply(messages="end", done=True, rewards=expected)
 
 
-async def test_errors_that_the_action_may_have_caused_are_texts_for_the_model() -> None:
+async def test_errors_that_an_action_can_cause_are_texts_for_the_model() -> None:
     refused = fail("VALIDATION_ERROR", "Invalid message", errors=[{"msg": "too long", "loc": ["message"]}])
     stub = OpenEnvStub(START, fail("EXECUTION_ERROR", "illegal move"), refused, observe({"text": "next"}))
     async with opened(stub, observation_fields=["text"]) as dialogue:
@@ -150,7 +150,7 @@ async def test_a_fault_of_a_step_names_its_cause(frames: list[str | bytes | None
 
 
 async def test_a_session_is_unusable_after_a_cancelled_step() -> None:
-    """Otherwise the next step would receive the answer to the cancelled step."""
+    """On a usable session, the next step would receive the answer to the cancelled step."""
     async with opened(OpenEnvStub(START, None, observe({"text": "next"}))) as dialogue:
         await dialogue.init({})
         with pytest.raises(TimeoutError):
@@ -159,7 +159,7 @@ async def test_a_session_is_unusable_after_a_cancelled_step() -> None:
             await dialogue.step(TURN)
 
 
-async def test_init_after_a_failed_init_opens_another_session() -> None:
+async def test_a_second_init_after_a_failed_init_opens_another_session() -> None:
     stub = OpenEnvStub(fail("FACTORY_ERROR", "busy"))
     async with opened(stub) as dialogue:
         for _ in range(2):

@@ -11,7 +11,7 @@ from tests.actors.cli.chat.scripted_chats import ScriptedSandbox
 
 
 class LateSandbox(ScriptedSandbox):
-    """Its first start fails."""
+    """A sandbox whose first start fails."""
 
     num_starts = 0
 

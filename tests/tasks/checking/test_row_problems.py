@@ -1,4 +1,4 @@
-"""Problems in the scores of all rows."""
+"""Tests of the problems that `asterism task check` finds in the scores of all rows."""
 
 from asterism.configs.schema.success import SuccessRule, parse_success
 from asterism.policies.groups.counts import classify_failure
@@ -25,7 +25,7 @@ def test_rows_without_problems_have_no_finding() -> None:
     assert find(RowScores(4, 4, (), plays, [scored(row, 0.0, truth=False) for row in range(4)])) == []
 
 
-def test_failures_of_one_kind_are_one_finding_with_their_rows() -> None:
+def test_failures_of_one_kind_are_one_finding_that_names_the_rows() -> None:
     right = [scored(row, None, failure=f"score raised KeyError: 'column {row}'") for row in (2, 5)] + [scored(3, 1.0)]
     wrong = [scored(2, None, truth=False, failure="score raised KeyError: 'column 2'")]
     other = [scored(4, None, failure="the ground truth cannot be parsed")]
@@ -35,13 +35,13 @@ def test_failures_of_one_kind_are_one_finding_with_their_rows() -> None:
     ]
 
 
-def test_a_kind_has_no_values_of_its_row() -> None:
+def test_the_kind_of_a_failure_excludes_values_of_its_row() -> None:
     first, second = "f raised ValueError: 'eleven' in row 12\nmore", "f raised ValueError: 'twelve' in row 13"
     assert classify_failure(first) == classify_failure(second)
     assert classify_failure(first) != classify_failure("f raised KeyError: 'eleven' in row 12")
 
 
-def test_rows_without_an_answer_are_a_problem_only_if_others_have_one() -> None:
+def test_rows_without_an_answer_are_a_problem_only_if_other_rows_have_one() -> None:
     plays = [scored(row, 1.0) for row in range(1, 4)]
     assert find(RowScores(3, 3, ("rows.jsonl:2",), plays, [])) == [
         ("problem", "rows", "1 of 3 rows have no answer: rows.jsonl:2")
@@ -66,7 +66,7 @@ def test_a_wrong_answer_that_counts_as_correct_names_its_components() -> None:
     assert find_wrong_successes(wrong, parse_success("correct")) == []
 
 
-def test_rows_after_the_limit_are_named() -> None:
+def test_rows_beyond_the_limit_are_reported_as_not_scored() -> None:
     assert find(RowScores(9, 2, (), [scored(1, 1.0), scored(2, 1.0)], [])) == [
         ("hint", "rows", "only the first 2 of 9 rows are scored")
     ]

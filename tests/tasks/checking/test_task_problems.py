@@ -1,4 +1,4 @@
-"""Problems that are found in finished plays and in the report of a host process."""
+"""Tests of the problems that are found in finished plays and in reports of host processes."""
 
 from asterism.bus.messages import AnsweredCall, EnvironmentRaised, Observation, digest_outcome
 from asterism.policies.tools.task_description import TaskDescription
@@ -21,7 +21,7 @@ REPLAYABLE = TaskDescription("environment", (MOVE,), is_replayable=True)
 
 
 def play(*texts: str, reward: float | None = 0.0, has_truth: bool = False, row: str = "rows.jsonl:1") -> Play:
-    """`texts`: of the opening and of the calls of `move`."""
+    """Make a play; `texts` are the results of the opening and of the calls of `move`."""
     outcomes = [
         AnsweredCall("move" if place else "", b"{}", digest_outcome(Observation(text)))
         for place, text in enumerate(texts)
@@ -49,14 +49,14 @@ def test_two_results_of_a_replayable_task_are_a_problem_with_both_texts() -> Non
     assert "but reset has two results" in finding.detail
 
 
-def test_equal_results_of_an_undeclared_task_are_a_hint_and_different_ones_are_not() -> None:
+def test_equal_results_are_a_hint_only_if_the_task_is_not_declared_replayable() -> None:
     (finding,) = find_replay_problems([play("", "a")], [play("", "a")], ENVIRONMENT)
     assert (finding.status, finding.subject) == ("hint", "replayable")
     assert find_replay_problems([play("", "a")], [play("", "b")], ENVIRONMENT) == []
     assert find_replay_problems([play("", "a")], [play("", "a")], REPLAYABLE) == []
 
 
-def test_an_error_of_a_tool_is_a_problem_unless_it_is_a_value_error_or_the_arguments_are_made_up() -> None:
+def test_a_tools_error_is_only_a_hint_for_a_value_error_or_generated_arguments() -> None:
     (finding,) = find_call_problems([with_call("raised", "KeyError: 'x'")], ENVIRONMENT, is_generated=True)
     assert (finding.status, finding.subject, finding.detail) == ("hint", "move", "move({}): KeyError: 'x'")
     assert "--turns FILE" in finding.remedy
@@ -92,7 +92,7 @@ def test_an_equal_reward_for_the_truth_and_a_wrong_answer_is_a_problem() -> None
     assert finding.status == "hint"
 
 
-def test_different_rewards_and_a_single_reward_are_not_constant() -> None:
+def test_different_rewards_or_a_single_reward_are_not_constant() -> None:
     assert find_constant_reward([play(reward=1.0), play(reward=0.0)], has_instances=False) == []
     assert find_constant_reward([play(), play(reward=None)], has_instances=False) == []
 
@@ -104,13 +104,13 @@ def test_a_function_blocks_if_two_calls_delay_the_event_loop() -> None:
     assert [finding.subject for finding in find_blocking_calls(inspected(move=[0.2]))] == ["move"]
 
 
-def test_an_instance_leaks_if_it_is_alive_and_was_not_before() -> None:
+def test_a_new_instance_that_is_alive_after_the_plays_leaks() -> None:
     assert find_leaks(inspected(1), inspected(1), 3) == []
     (finding,) = find_leaks(inspected(1), inspected(2), 3)
     assert (finding.subject, finding.detail) == ("instances", "1 of 3 instances are alive after `close`")
 
 
-def test_threads_and_processes_leak_if_there_is_one_for_each_play() -> None:
+def test_threads_and_processes_leak_if_each_play_leaves_one() -> None:
     before = inspected(threads=("poll",))
     shared = inspected(threads=("poll", "poll", "poll"), children=("server",))
     assert find_leaks(before, shared, 3) == []
@@ -127,7 +127,7 @@ def test_long_prompts_are_a_problem_only_with_the_tokenizer_of_a_model() -> None
     assert (finding.status, "--tokenizer" in finding.remedy) == ("hint", True)
 
 
-def test_outcomes_that_raised_are_compared_too() -> None:
+def test_the_replay_check_also_compares_raised_errors() -> None:
     raised = AnsweredCall("move", b"{}", digest_outcome(EnvironmentRaised("KeyError: 1")))
     one = Play("r:1", TurnScript(("t",)), outcomes=[raised], texts=["KeyError: 1"])
     other = play("")

@@ -1,4 +1,4 @@
-"""Scripted turns: values made from a schema, wrong arguments, files of turns, signatures."""
+"""Tests of scripted turns: values from a schema, wrong arguments, files of turns, and signatures."""
 
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ PROBLEM = DatasetProblem("rows.jsonl:1", "How many?", "42", {"size": 3})
         ({"type": "object"}, {}),
     ],
 )
-def test_a_generated_value_has_the_first_type_or_choice(schema: dict[str, Any], value: object) -> None:
+def test_a_generated_value_has_the_first_type_or_choice_of_its_schema(schema: dict[str, Any], value: object) -> None:
     generated = generate_value(schema)
     assert (generated, type(generated)) == (value, type(value))
 
@@ -82,7 +82,7 @@ def test_a_script_has_one_wrong_call_one_call_of_each_tool_and_an_answer() -> No
     assert (parsed[-1].answer, script.has_truth) == ("no answer", False)
 
 
-def test_plays_with_an_even_number_start_with_another_tool_and_give_the_ground_truth() -> None:
+def test_plays_with_an_even_number_start_with_another_tool_and_end_with_the_truth() -> None:
     script = generate_script("environment", FORMAT, PROBLEM, 2)
     parsed = [parse_assistant_turn(turn, FORMAT) for turn in script.turns]
     assert [call.tool for turn in parsed for call in turn.calls if isinstance(call, ToolCall)] == ["search", "stop"]
@@ -132,7 +132,7 @@ def test_a_missing_or_empty_file_of_turns_is_refused(tmp_path: Path) -> None:
         read_turn_script(tmp_path / "empty.txt", JSON_CALLS)
 
 
-def test_a_bare_answer_has_no_tags() -> None:
+def test_a_script_with_bare_answers_uses_no_answer_tags() -> None:
     assert generate_script("tools", FORMAT, PROBLEM, 2, is_bare=True).turns[-1] == "42"
 
 

@@ -46,8 +46,8 @@ def make_rows(*pairs: tuple[str, Any]) -> list[dict[str, Any]]:
     return [{"question": question, "answer": answer} for question, answer in pairs]
 
 
-def test_planted_copies_are_found_and_other_rows_stay(tmp_path: Path) -> None:
-    """The file has 10,000 rows: 200 duplicates, 100 near-duplicates, 50 overlaps with a test set of 300 questions."""
+def test_planted_copies_are_removed_and_other_rows_are_kept(tmp_path: Path) -> None:
+    """The file has 10,000 rows, with 200 duplicates, 100 near-duplicates and 50 overlaps with 300 test questions."""
     random = Random(SEED)
     drawn = draw_word_problems(random)
     tests, rows = list(islice(drawn, 300)), list(islice(drawn, 9_650))
@@ -56,7 +56,7 @@ def test_planted_copies_are_found_and_other_rows_stay(tmp_path: Path) -> None:
     for number, each in enumerate(random.sample(tests, 50)):
         copies = (each._replace(defect="overlap"), copy_nearly(each, random, "overlap"), embed(each))
         planted.append(copies[number % 3])
-    rows += planted  # planted rows follow their originals
+    rows += planted  # the planted rows follow their originals
     problems = make_rows(*((each.question, each.answer) for each in rows))
     write_jsonl(tmp_path / "test.jsonl", make_rows(*((each.question, each.answer) for each in tests)))
     _, _, removed = clean(write_jsonl(tmp_path / "rows.jsonl", problems), tests=(tmp_path / "test.jsonl",))
@@ -84,7 +84,7 @@ def test_each_removed_row_names_the_row_that_it_repeats(tmp_path: Path) -> None:
         "rows.jsonl:3": ("conflicting", "rows.jsonl:1"),
         "rows.jsonl:4": ("near_duplicate", "rows.jsonl:1"),
     }
-    assert [row["source"] for row in kept] == ["rows.jsonl:1", "rows.jsonl:5"]  # row 5 has other numbers
+    assert [row["source"] for row in kept] == ["rows.jsonl:1", "rows.jsonl:5"]  # row 5 differs in its numbers
     assert 0.6 <= removed["rows.jsonl:4"].similarity < 1
     assert report.num_removed == {"duplicate": 1, "conflicting": 1, "near_duplicate": 1}
 
@@ -101,7 +101,7 @@ def test_a_test_question_with_another_answer_is_an_overlap(tmp_path: Path) -> No
     assert (kept, removed["rows.jsonl:1"].reason) == ([], "overlap")
 
 
-def test_a_removed_row_removes_no_other_row(tmp_path: Path) -> None:
+def test_a_row_is_not_compared_with_removed_rows(tmp_path: Path) -> None:
     question = "What is the sum of 3 and 4?"
     rows = make_rows((question, "$$"), (question, 7), (question, "7"))
     _, kept, removed = clean(write_jsonl(tmp_path / "rows.jsonl", rows), lambda answers: ["$$"], answers="any")
@@ -112,8 +112,8 @@ def test_a_removed_row_removes_no_other_row(tmp_path: Path) -> None:
     }
 
 
-def test_a_row_that_only_repeats_a_removed_row_stays(tmp_path: Path) -> None:
-    """Similarity is not transitive: a row of a chain stays if it differs enough from all kept rows."""
+def test_a_row_that_is_similar_only_to_a_removed_row_is_kept(tmp_path: Path) -> None:
+    """Similarity is not transitive: a row of a chain is kept if it differs enough from all kept rows."""
     words = [f"w{chr(97 + number)}" for number in range(20)]
     chain = [" ".join(["new"] * number + words[number:]) for number in (0, 4, 8)]
     _, kept, removed = clean(write_jsonl(tmp_path / "rows.jsonl", make_rows(*((text, 1) for text in chain))))
@@ -129,7 +129,7 @@ def test_a_row_that_only_repeats_a_removed_row_stays(tmp_path: Path) -> None:
         ("any", ["7", "-3", "1234", "2.5", "3/4", "\\frac{1}{2}", "x+1"]),
     ],
 )
-def test_answers_of_another_kind_are_removed(tmp_path: Path, answers: str, kept: list[str]) -> None:
+def test_rows_whose_answer_has_the_wrong_kind_are_removed(tmp_path: Path, answers: str, kept: list[str]) -> None:
     given = ["7", "-3", "1,234", "2.5", "3/4", "\\frac{1}{2}", "x+1", "\\frac{", "see the figure below"]
     asked: list[str] = []
 
@@ -158,7 +158,7 @@ def test_unusable_rows_are_listed_up_to_the_limit(tmp_path: Path) -> None:
         UnusableInput, match=r"row 3, field `answer`.*more unusable rows than --max-bad-rows = 1; the first: .*row 2"
     ):
         clean_questions(source, output, removed, CleanOptions(max_bad_rows=1), accept_all)
-    assert len(output.read_text().splitlines()) == 2  # the result of the earlier cleaning
+    assert len(output.read_text().splitlines()) == 2  # the output file still has the rows of the earlier cleaning
 
 
 def test_one_bad_row_of_20_000_is_not_fatal(tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ def test_an_inspection_counts_columns_answers_and_unusable_rows(tmp_path: Path) 
     assert ["row 5, field `question`" in found.unusable[0], "row 6" in found.unusable[1]] == [True, True]
 
 
-def test_an_inspection_reads_rows_with_questions_and_dialogues_as_both(tmp_path: Path) -> None:
-    """The rows have the columns of NuminaMath-CoT: `problem`, `solution` and `messages`."""
+def test_rows_with_a_question_and_a_dialogue_are_inspected_as_both(tmp_path: Path) -> None:
+    """These rows have the columns of NuminaMath-CoT: `problem`, `solution` and `messages`."""
     user, assistant = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
     rows = [
         {"problem": "1 + 1?", "solution": "It is \\boxed{2}", "messages": [user, assistant]},
@@ -103,7 +103,7 @@ def test_all_copies_of_a_question_are_in_the_same_part(tmp_path: Path) -> None:
     assert not {row["question"].upper() for row in train} & {row["question"].upper() for row in test}
 
 
-def test_the_choice_depends_on_the_seed_and_not_on_the_order(tmp_path: Path) -> None:
+def test_the_split_depends_on_the_seed_and_not_on_the_order_of_rows(tmp_path: Path) -> None:
     rows = make_questions(50)
     first = {row["id"] for row in split(write_jsonl(tmp_path / "a.jsonl", rows), 20)[1]}
     again = {row["id"] for row in split(write_jsonl(tmp_path / "b.jsonl", rows[::-1]), 20)[1]}
@@ -111,6 +111,6 @@ def test_the_choice_depends_on_the_seed_and_not_on_the_order(tmp_path: Path) -> 
     assert first == again != other
 
 
-def test_a_test_set_leaves_questions_for_training(tmp_path: Path) -> None:
+def test_a_test_set_that_leaves_no_training_questions_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnusableInput, match=r"--test 5: .* has only 5 distinct questions"):
         split(write_jsonl(tmp_path / "rows.jsonl", make_questions(5)), 5)

@@ -19,7 +19,7 @@ from asterism.tasks.curation.difficulty_filter import FilterReport, Unvisited, f
 from asterism.tasks.curation.row_conditions import parse_condition
 
 ROWS = [{"question": f"What is {number} + 1?", "answer": number + 1, "level": number % 3} for number in range(6)]
-# Rewards of the rollouts of each row; None is an infrastructure failure.
+# Rewards of the rollouts of each row. None means an infrastructure failure.
 REWARDS: list[list[float | None]] = [[1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0], [1, 1, None, None], [None] * 4, []]
 
 
@@ -94,14 +94,14 @@ def test_rows_without_a_result_are_refused_until_the_user_decides(tmp_path: Path
 
 
 def test_rows_of_another_file_are_found_by_question_and_answer(tmp_path: Path) -> None:
-    """The evaluated file has another name and order; a row of the same name is another question in this file."""
+    """The evaluated file has another name and order, so that equal row names mean different questions."""
     traces = write_traces(tmp_path / "traces.jsonl")
     source = write_rows(tmp_path / "train.jsonl", [*reversed(ROWS), {"question": "What is 1 + 1?", "answer": 3}])
     report = keep(source, traces, "solved == 1", tmp_path / "out.jsonl")
     assert (read_answers(tmp_path / "out.jsonl"), report.num_unvisited) == ([2], 3)
 
 
-def test_two_rows_with_one_question_have_their_own_rollouts(tmp_path: Path) -> None:
+def test_two_rows_with_the_same_question_have_separate_rollouts(tmp_path: Path) -> None:
     same = [{"question": "What is 0 + 1?", "answer": 1, "tests": each} for each in "ab"]
     lines = [build_line(0, 1.0), build_line(0, 0.0, question="train.jsonl:2")]
     (tmp_path / "traces.jsonl").write_bytes(b"".join(lines))
@@ -119,7 +119,7 @@ def test_success_follows_the_rule_of_the_run_and_not_the_sign_of_the_reward(tmp_
 
 
 def test_only_traces_of_the_selected_task_are_counted(tmp_path: Path) -> None:
-    """Two tasks may have files of the same name; rows of environments have no question."""
+    """Two tasks can have files of the same name, and rows of environments have no question."""
     rows = [{"prompt": "", "board": each} for each in "ab"]
     lines = [
         build_line(0, 1.0, task="chess", gold=""),

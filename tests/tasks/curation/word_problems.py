@@ -1,4 +1,4 @@
-"""Generates random word problems with numeric answers, and copies of them that cleaning must find."""
+"""Generate random word problems with numeric answers, and copies that cleaning must find."""
 
 from collections.abc import Iterator
 from random import Random
@@ -35,7 +35,7 @@ class WordProblem(NamedTuple):
 
 
 def draw_word_problems(random: Random) -> Iterator[WordProblem]:
-    """Draw problems of three to five sentences, without end; the answers do not follow from the questions."""
+    """Yield problems of three to five sentences endlessly. The answers do not follow from the questions."""
     while True:
         sentences = [
             f"{random.choice(_NAMES)} {random.choice(_VERBS)} {random.randint(2, 999)} {random.choice(_THINGS)} at the "
@@ -49,7 +49,7 @@ def draw_word_problems(random: Random) -> Iterator[WordProblem]:
 
 
 def copy_exactly(problem: WordProblem, random: Random) -> WordProblem:
-    """Copy a problem exactly, or with other case, spaces or punctuation."""
+    """Copy a problem exactly, or with changed case, spaces or punctuation."""
     question = problem.question
     copies = (question, question.upper(), f"  {question.replace(' ', '  ')}", question.replace(".", " ;"))
     return WordProblem(random.choice(copies), problem.answer, "duplicate")

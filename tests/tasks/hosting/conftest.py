@@ -1,4 +1,4 @@
-"""A folder with a tokenizer, with which host processes read the texts of trajectories."""
+"""A folder with the tokenizer that host processes use to decode trajectories."""
 
 from pathlib import Path
 

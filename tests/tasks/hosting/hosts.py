@@ -1,4 +1,4 @@
-"""Pools of host processes for tests, with a task's source, calls, and the journal that the task's code writes."""
+"""Pools of host processes for tests: the task's source, its calls, and the journal that its code writes."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ from asterism.tasks.hosting.wire import HostSettings, ProgramEnded, RunProgram
 from asterism.tasks.math_python import MATH_PYTHON
 from tests.processes import family
 
-# The head of every task's source. `note` writes a line of the journal; `wait_for` waits for a file that a test writes.
+# The head of every task's source. `note` writes a line to the journal; `wait_for` waits for a file of the test.
 HEAD = """
 import asyncio, os, sys, threading, time
 from pathlib import Path
@@ -107,7 +107,7 @@ POOL_OPTIONS = ("run_program", "processes", "python", "variables")
 
 @asynccontextmanager
 async def open_host(folder: Path, source: str, name: str, **options: Any) -> AsyncGenerator[Host]:
-    """Open a host for the object `name` of the source. `options`: of `open_pool`, or settings of the host."""
+    """Open a host for the object `name` of the source. `options` are options of `open_pool` or settings of the host."""
     (folder / "task.py").write_text(HEAD + source)
     settings = {key: value for key, value in options.items() if key not in POOL_OPTIONS}
     made = HostSettings(task="t", import_path=f"{folder}/task.py:{name}", **settings)
@@ -117,13 +117,13 @@ async def open_host(folder: Path, source: str, name: str, **options: Any) -> Asy
 
 
 async def fail(awaitable: Awaitable[object]) -> str:
-    """Return the cause of the failure."""
+    """Await a call that must fail, and return the cause of its failure."""
     with pytest.raises(HostFailure) as failure:
         await awaitable
     return str(failure.value)
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until another process meets the condition."""
+    """Wait until the condition is true, which another process changes."""
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Failures of `init` or `step` of a dialogue fail the call, so that the trajectory is not scored."""
+"""If `init` or `step` of a dialogue fails, the call fails and the trajectory is not scored."""
 
 from pathlib import Path
 
@@ -55,7 +55,7 @@ class AsyncUser:
 """
 
 
-async def test_an_opening_joins_the_question_and_the_messages_of_init(tmp_path: Path) -> None:
+async def test_an_opening_consists_of_the_question_and_the_messages_of_init(tmp_path: Path) -> None:
     async with open_host(tmp_path, DIALOGUE, "User") as host:
         assert await host.open(0, kind="text") == "Good day."
         assert await host.open(0, kind="text", question="How many?") == "How many?\n\nGood day."
@@ -65,7 +65,7 @@ async def test_an_opening_joins_the_question_and_the_messages_of_init(tmp_path: 
         assert await host.open(4, kind="nothing", question="Q?") == "Q?"
 
 
-async def test_a_step_may_return_text_messages_or_a_result(tmp_path: Path) -> None:
+async def test_a_step_can_return_texts_messages_and_values(tmp_path: Path) -> None:
     async with open_host(tmp_path, DIALOGUE, "User") as host:
         await host.open(0, kind="text")
         assert await host.step("text") == Observation("assistant said text")
@@ -107,9 +107,7 @@ async def test_a_failed_init_fails_the_opening_and_closes_the_instance_once(
         ("nan", "step returned rewards.x = float nan; expected a finite number"),
     ],
 )
-async def test_a_failed_step_fails_only_its_call_and_not_other_instances(
-    tmp_path: Path, content: str, cause: str
-) -> None:
+async def test_a_failed_step_fails_only_its_own_call(tmp_path: Path, content: str, cause: str) -> None:
     async with open_host(tmp_path, DIALOGUE, "User", call_limit_s=LIMIT_S) as host:
         await host.open(0, kind="text")
         await host.open(1, kind="text")

@@ -1,4 +1,4 @@
-"""The measured delays of the event loop include delays by the task's code, but not delays by other programs."""
+"""The measured delays of the event loop include delays by the task's code, and no delays by other programs."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.real_clock
 
 
 class Loop:
-    """The clocks of a loop's thread: wall time, CPU time, and waiting time for a processor."""
+    """The clocks of the event loop's thread: wall time, CPU time, and waiting time for a processor."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cpu_s = self.waited_s = 0.0
@@ -24,7 +24,7 @@ class Loop:
 
 
 async def measure(loop: Loop, *, is_in_loop: bool, cpu_s: float = 0.0, waited_s: float = 0.0) -> float:
-    """Return the measured delay of a call during which the loop's thread is stopped for BLOCKED_S."""
+    """Return the measured delay of a call; the thread of the loop is stopped for BLOCKED_S during the call."""
     delays = LoopDelays()
     with delays.measure("f", is_in_loop=is_in_loop):
         await asyncio.sleep(0)
@@ -47,10 +47,10 @@ async def test_time_without_a_processor_does_not_count(monkeypatch: pytest.Monke
 async def test_the_delay_of_a_sync_function_is_only_the_cpu_time_of_the_loops_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The function runs in a separate thread. A loaded machine delays the loop, which then uses no CPU time."""
+    """The function runs in another thread. If a busy machine delays the loop, the loop uses no CPU time."""
     assert await measure(Loop(monkeypatch), is_in_loop=False) == 0.0
     assert await measure(Loop(monkeypatch), is_in_loop=False, cpu_s=BLOCKED_S) > LEAST_S
 
 
-def test_the_kernels_waiting_time_is_in_seconds() -> None:
+def test_the_waiting_time_of_the_kernel_is_converted_to_seconds() -> None:
     assert host_inspection.read_processor_wait_s() >= 0.0

@@ -1,4 +1,4 @@
-"""After the death of a host process, the pool repeats the calls of its instances, or each call fails with the cause."""
+"""When a host process dies, the pool repeats the calls of its instances, or the calls fail with the cause."""
 
 import asyncio
 import os
@@ -68,7 +68,7 @@ class Counter:
 class Replayable(Counter):
     replayable = True
 '''
-# A program that prints the id of its host process, and hangs.
+# This program prints the pid of its host process, and hangs.
 EXECUTOR = f"""
 import asyncio, sys, time
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
@@ -98,7 +98,7 @@ async def kill(host: Host) -> None:
 
 
 async def find_causes(*calls: "asyncio.Future[str]") -> Counter[str]:
-    """Count the causes of failed calls, and the results of other calls."""
+    """Count the causes of the failed calls and the results of the successful calls."""
     found = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(each, str | HostFailure) for each in found)
     return Counter(map(str, found))
@@ -127,7 +127,7 @@ async def test_replayable_instances_of_a_killed_process_continue_with_their_stat
         assert await host.read("add", 6, word="d") == "6 a b c d"
         assert host.pool.num_instances == NUM_INSTANCES
     pids = {line.split()[1] for line in host.read_journal()}
-    assert len(host.read_journal()) == 2  # the instances of the last process
+    assert len(host.read_journal()) == 2  # two instances lived in the last process
     assert len(pids) == 1
 
 
@@ -190,13 +190,13 @@ async def test_host_processes_end_with_their_parent_process(tmp_path: Path) -> N
     assert executor.stdout is not None
     pid = int(await executor.stdout.readline())
     assert is_running(pid)
-    assert os.getsid(pid) == pid  # the process does not receive ^C in the executor's terminal
+    assert os.getsid(pid) == pid  # ^C in the executor's terminal does not reach the host process
     executor.kill()
     await executor.wait()
     await until(lambda: not is_running(pid))
 
 
-async def test_an_opening_in_flight_is_repeated_also_if_the_task_is_not_replayable(tmp_path: Path) -> None:
+async def test_an_opening_in_flight_is_repeated_even_if_the_task_is_not_replayable(tmp_path: Path) -> None:
     async with open_host(tmp_path, COUNTERS, "Counter") as host:
         await host.open(0, start=0)
         await kill(host)
@@ -250,7 +250,7 @@ async def test_a_restored_instance_repeats_its_calls_before_its_next_call(tmp_pa
         assert await fail(host.read("add", 4, word="c")) == LOST
 
 
-async def test_instances_are_spread_over_the_processes_and_fail_only_with_their_process(tmp_path: Path) -> None:
+async def test_instances_are_spread_over_processes_and_fail_only_with_their_own_process(tmp_path: Path) -> None:
     async with open_host(tmp_path, COUNTERS, "Counter", processes=2) as host:
         await open_counters(host, 10)
         pids = [await host.read("pid", number) for number in range(10)]
@@ -279,7 +279,7 @@ async def test_a_cancelled_call_does_not_cancel_the_calls_of_other_instances(tmp
     async with open_host(tmp_path, COUNTERS, "Counter") as host:
         starts = [asyncio.create_task(host.open(number, start=number)) for number in range(3)]
         await asyncio.sleep(0)
-        starts[0].cancel()  # the cancelled call waits for the start of the process
+        starts[0].cancel()  # the process is starting, and the cancelled call waits
         host.pool.end(0)
         assert await asyncio.gather(*starts[1:]) == ["1", "2"]
         held = asyncio.create_task(host.read("add", 1, word="hold"))

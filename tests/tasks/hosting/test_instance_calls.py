@@ -1,4 +1,4 @@
-"""Instances of environments in one process: openings, calls that fail or hang, rewards, and one `close` for each."""
+"""Instances of environments in one process: openings, calls that fail or hang, rewards, and one `close` each."""
 
 import asyncio
 from pathlib import Path
@@ -114,7 +114,7 @@ class AsyncWorld:
 '''
 
 
-async def test_an_opening_has_the_question_and_the_text_of_reset(tmp_path: Path) -> None:
+async def test_an_opening_consists_of_the_question_and_the_text_of_reset(tmp_path: Path) -> None:
     async with open_host(tmp_path, ENVIRONMENTS, "World", parameters={"size": 5}) as host:
         assert await host.open(0, kind="", name="a") == "size 5"
         assert await host.open(1, kind="", name="b", question="Where? ") == "Where? size 5"
@@ -143,7 +143,7 @@ async def test_a_failed_reset_closes_its_instance_once_and_a_second_opening_succ
         assert sorted(line for line in host.read_journal() if "close" in line) == ["close first", "close second"]
 
 
-async def test_a_reset_that_hangs_is_closed_after_its_end(tmp_path: Path) -> None:
+async def test_the_instance_of_a_hanging_reset_is_closed_when_the_reset_ends(tmp_path: Path) -> None:
     async with open_host(tmp_path, ENVIRONMENTS, "World", call_limit_s=LIMIT_S) as host:
         assert await fail(host.open(7, kind="hang", name="first")) == "reset took longer than 1 s"
         assert await host.open(7, kind="", name="second") == "size 3"
@@ -167,7 +167,7 @@ async def test_an_instance_that_is_created_after_the_time_limit_is_closed(tmp_pa
         assert await host.open(1) == "made"
 
 
-async def test_an_async_reset_that_hangs_is_cancelled_and_closed(tmp_path: Path) -> None:
+async def test_an_async_reset_that_hangs_is_cancelled_and_its_instance_closed(tmp_path: Path) -> None:
     async with open_host(tmp_path, ENVIRONMENTS, "AsyncWorld", call_limit_s=LIMIT_S) as host:
         assert await fail(host.open(0, name="a", kind="hang")) == "reset took longer than 1 s"
         await until(lambda: host.read_journal() == ["close a"])
@@ -221,7 +221,7 @@ async def test_an_async_call_that_hangs_is_cancelled(tmp_path: Path) -> None:
         assert await host.read("look", what="door") == "door"
 
 
-async def test_an_instance_that_ends_during_a_call_is_closed_after_the_call(tmp_path: Path) -> None:
+async def test_an_instance_whose_session_ends_during_a_call_is_closed_after_the_call(tmp_path: Path) -> None:
     async with open_host(tmp_path, ENVIRONMENTS, "World") as host:
         await host.open(0, kind="", name="a")
         call = asyncio.create_task(host.call("look", what="hang"))
@@ -266,7 +266,7 @@ async def test_every_instance_is_closed_once_at_its_end_or_at_the_end_of_the_pro
     assert sorted(closed) == sorted(f"close {name}" for name in ["close raises", *(f"n{n}" for n in range(60))])
 
 
-async def test_a_close_that_hangs_does_not_delay_the_others(tmp_path: Path) -> None:
+async def test_a_close_that_hangs_does_not_delay_other_closes(tmp_path: Path) -> None:
     async with open_host(tmp_path, ENVIRONMENTS, "World") as host:
         await host.open(0, kind="", name="close hangs")
         await host.open(1, kind="", name="a")

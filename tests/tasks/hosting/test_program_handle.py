@@ -69,7 +69,7 @@ class Workshop:
 
 
 async def run_program(request: RunProgram) -> ProgramEnded:
-    """Answer in another order than that of the requests, by the number in the code."""
+    """Answer requests by the number in their code; requests with higher numbers get earlier answers."""
     if request.code.startswith("late "):
         await asyncio.sleep((50 - int(request.code.split()[1])) / 1000)
     if request.code == "fault":
@@ -93,13 +93,13 @@ async def test_each_program_has_its_own_result(tmp_path: Path) -> None:
         assert found == [f"True <{number} late {number} in>  " for number in range(50)]
 
 
-async def test_a_failure_of_the_sandbox_fails_the_call_unless_the_task_handles_it(tmp_path: Path) -> None:
+async def test_a_sandbox_failure_that_the_task_does_not_handle_fails_the_call(tmp_path: Path) -> None:
     async with open_host(tmp_path, CODE, "tools", run_program=run_program) as host:
         assert await fail(host.call("run", code="fault")) == "sandbox: no container"
         assert await host.read("tolerate") == "caught sandbox: no container"
 
 
-async def test_run_blocking_in_an_async_function_is_an_error(tmp_path: Path) -> None:
+async def test_an_async_function_must_not_call_run_blocking(tmp_path: Path) -> None:
     async with open_host(tmp_path, CODE, "tools", run_program=run_program) as host:
         assert await host.call("run_wrongly") == EnvironmentRaised(
             "RuntimeError: run_blocking is for sync functions; an async function awaits sandbox.run(...)"
@@ -114,14 +114,12 @@ async def test_constructors_and_methods_receive_the_handle_of_their_trajectory(t
         assert await host.score(5) == {"environment": 1.0}
 
 
-def test_a_program_with_files_finds_them_and_keeps_its_line_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_finds_its_files_and_keeps_its_line_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     copy = "import pathlib\npathlib.Path('copy').write_bytes(pathlib.Path('a/b.txt').read_bytes())"
     exec(add_files(copy, {"a/b.txt": "é'\n"}), {})
     assert (tmp_path / "copy").read_bytes() == "é'\n".encode()
     with pytest.raises(ZeroDivisionError) as raised:
         exec(add_files("x = 1\n\nx / 0", {"c": ""}), {})
-    assert raised.traceback[-1].lineno == 2  # counted from 0
+    assert raised.traceback[-1].lineno == 2  # line numbers count from 0
     assert add_files("1", {}) == "1"

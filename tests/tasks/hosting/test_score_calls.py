@@ -1,4 +1,4 @@
-"""Reward functions in their process: every call has one answer, also if a function fails."""
+"""Reward functions run in a process of their own; every call has one answer, even if a function fails."""
 
 import asyncio
 import os
@@ -79,7 +79,7 @@ def open_functions(checkpoint: Path, *names: str, time_limit_s: float = 60.0) ->
 
 
 async def describe(pool: HostPool, action: str) -> object:
-    """Return the components, or the cause of the failure."""
+    """Score the action, and return the components of its reward or the cause of the failure."""
     try:
         return (await pool.score(submit(action))).components
     except HostFailure as error:
@@ -126,7 +126,7 @@ async def test_sync_functions_run_one_at_a_time(checkpoint: Path) -> None:
 async def test_a_process_with_many_slow_calls_of_several_functions_is_not_killed(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No call has an answer for 3 s, because the first functions of all calls run before the second functions."""
+    """For 3 s no call gets an answer, because the first functions of all calls precede the second functions."""
     monkeypatch.setattr("asterism.tasks.hosting.host_process._HANG_S", 0.5)
     monkeypatch.setattr("asterism.tasks.hosting.host_process._START_LIMIT_S", 60.0)
     async with open_functions(checkpoint, "slow", "do", time_limit_s=2.0) as pool:
@@ -152,7 +152,7 @@ async def test_a_process_that_dies_is_replaced_and_its_calls_are_repeated_once(c
         assert await describe(pool, "fine") == {"do": 0.5}
 
 
-async def test_a_timeout_error_that_the_function_raises_is_an_error_of_the_function(checkpoint: Path) -> None:
+async def test_a_timeout_error_of_a_function_is_an_error_and_no_timeout(checkpoint: Path) -> None:
     async with open_functions(checkpoint) as pool:
         assert await describe(pool, "own timeout") == "do raised TimeoutError: the judge"
         pids = pool.pids

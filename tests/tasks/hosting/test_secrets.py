@@ -1,4 +1,4 @@
-"""Secret settings of a host process are not in its arguments, messages and tracebacks."""
+"""Arguments, messages and tracebacks of a host process do not contain its secret settings."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def command_line(pid: int) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.real_clock
-async def test_settings_are_in_no_command_line_and_the_tasks_code_reads_an_empty_stdin(tmp_path: Path) -> None:
+async def test_no_command_line_contains_settings_and_the_tasks_code_has_an_empty_stdin(tmp_path: Path) -> None:
     async with open_host(tmp_path, SOURCE, "World", parameters={"token": SECRET}) as host:
         await host.open()
         assert await host.read("tell") == f"{SECRET} [] ''"
@@ -79,7 +79,7 @@ def build_task(parameters: dict[str, str], variables: dict[str, str]) -> TaskCon
     return RunConfig(name="r", tasks=(task,)).resolved_tasks[0]
 
 
-def test_a_command_contains_values_of_references_and_the_configuration_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_commands_contain_the_values_of_references(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", SECRET)
     task = build_task({"token": "${TOKEN}"}, {"SERVICE_KEY": "${TOKEN}"})
     command = build_host_command(task, DEFAULT_TASK, "")

@@ -1,4 +1,4 @@
-"""Tools without instances: every call has one answer, also if a function fails, and other calls continue."""
+"""Tools without instances: every call has one answer, and a function that fails does not stop other calls."""
 
 import asyncio
 import sys
@@ -198,7 +198,7 @@ async def test_a_process_with_too_many_hanging_threads_exits_and_is_replaced(tmp
 
 
 async def retry(host: Host) -> str:
-    """Retry a call like the rollout process, because the end of the process may still be in flight."""
+    """Retry a call like the rollout process, because the host process can still be exiting."""
     try:
         return await host.read("do_async", kind="pid")
     except HostFailure as error:
@@ -213,7 +213,7 @@ async def test_the_process_has_the_configured_interpreter_and_variables(tmp_path
     variables = {"GREETING": "good day"}
     async with open_host(tmp_path, TOOLS, "tools", python=str(python), variables=variables) as host:
         assert await host.read("env") == "good day"
-        assert (tmp_path / "started").read_text() == "-c\n"  # the boot script
+        assert (tmp_path / "started").read_text() == "-c\n"  # the interpreter ran the boot script
 
 
 async def test_a_missing_interpreter_fails_each_call_with_its_name(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Packages with attacks on rewards and with problems, which tests install into a separate folder."""
+"""Packages with problems and attacks on rewards. Tests install them into a separate folder."""
 
 import importlib
 import subprocess
@@ -18,7 +18,7 @@ def install(folder: Path, *packages: str, dependencies: bool = False) -> None:
 
 @contextmanager
 def importing(folder: Path, *names: str) -> Generator[list[ModuleType]]:
-    """Import the modules for the time of the context."""
+    """Yield the imported modules, and remove them from sys.modules at the end of the block."""
     known = set(sys.modules)
     sys.path.insert(0, str(folder))
     try:

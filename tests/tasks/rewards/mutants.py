@@ -1,4 +1,4 @@
-"""Makes wrong programs: right programs with one changed constant, comparison, operator or returned value."""
+"""Make wrong programs by a change of one constant, comparison, operator or returned value of a right program."""
 
 import ast
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ _COMPARISONS = {
 
 
 def mutate(program: str, random: Random, first_line: int = 1) -> Iterator[str]:
-    """Yield programs with one replaced node from `first_line` on, in random order."""
+    """Yield programs in random order; each has one replaced node, in `first_line` or below."""
     count = len(_list_replaced_nodes(ast.parse(program), first_line))
     for place in random.sample(range(count), count):
         tree = ast.parse(program)
@@ -41,7 +41,7 @@ def _list_replaced_nodes(tree: ast.AST, first_line: int) -> list[tuple[ast.AST, 
 
 
 def _list_replacements(node: ast.AST) -> list[ast.AST]:
-    """List nodes with another constant, comparison, operator or returned value."""
+    """List the nodes that can replace a constant, a comparison, an operator or a returned value."""
     match node:
         case ast.Constant(value=bool()):
             return [ast.Constant(not node.value)]

@@ -1,4 +1,4 @@
-"""The handle of a real sandbox for tests of rewards."""
+"""A sandbox handle that runs programs of reward functions in a real sandbox."""
 
 import itertools
 from collections.abc import AsyncGenerator
@@ -12,7 +12,7 @@ from tests.sandbox.conftest import open_sandbox
 
 
 class SandboxPrograms:
-    """A sandbox handle with another trajectory for each program, so that programs overlap."""
+    """A sandbox handle that uses a new trajectory for each program, so that programs run concurrently."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox, self._numbers = sandbox, itertools.count()

@@ -31,7 +31,7 @@ from tests.tasks.rewards.sandbox_programs import open_programs
 
 pytestmark = [pytest.mark.nightly, pytest.mark.real_clock, pytest.mark.timeout(1800)]
 
-# Pairs of a truth and wrong values.
+# Each item is a truth with a wrong value.
 TRUTHS = (
     *(
         *(("42", "41"), ("-7", "7"), ("0", "1"), ("1,234", "234"), ("0.5", "5"), ("3.14", "3"), ("1/3", "3")),
@@ -49,12 +49,12 @@ TRUTHS = (
 )
 
 
-_SURROGATE = re.compile("[\ud800-\udfff]")  # no tokenizer decodes to a surrogate
+_SURROGATE = re.compile("[\ud800-\udfff]")  # decoded text contains no surrogates
 
 
 class Attack(NamedTuple):
-    name: str  # names of probe and variant
-    text: str  # text of the turn with the answer
+    name: str  # names of the probe and the variant of falsepass
+    text: str  # text of the turn that contains the answer
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_falsepass_finds_no_false_pass_of_an_example(
         row = row._replace(ground_truth=truth.removeprefix("def f(x): return "))
         render: Callable[[str], str] = {"guess": "Half {}", "programs": "def f(x): return {}"}.get(example, "{}").format
         attacks = list_attacks_on(packages, row, "x + 77" if example == "programs" else "77", render)
-        if example == "programs":  # `a or b` is a program with the value of `a`
+        if example == "programs":  # the program `a or b` returns `a`, a correct answer
             attacks = [each for each in attacks if not each.name.startswith("P15 either_or")]
         counts.update(attack.name for attack in attacks)
         return [HollowAnswer(attack.name, attack.text) for attack in attacks]

@@ -1,4 +1,4 @@
-"""Reward functions in TRL's and verl's form, from their documentation, run unchanged."""
+"""Reward functions from the documentation of TRL and verl run unchanged."""
 
 import re
 from typing import Any
@@ -123,7 +123,7 @@ def test_a_missing_column_is_named() -> None:
 
 
 @pytest.mark.parametrize("function", [3, lambda: 1.0, lambda prompts: [1.0]])
-def test_an_object_of_neither_form_is_refused(function: object) -> None:
+def test_an_object_that_is_no_function_of_either_form_is_refused(function: object) -> None:
     with pytest.raises(UnusableInput, match=r"^reward.functions.f: "):
         RewardFunction("f", function, "reward.functions.f")
 

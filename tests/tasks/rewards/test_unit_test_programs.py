@@ -1,4 +1,4 @@
-"""Plain values between the processes, and tests with answers in place of the function."""
+"""Plain values are sent between processes, and tests run with recorded answers in place of the function."""
 
 import collections
 import json
@@ -20,13 +20,13 @@ VALUES = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
-def test_a_plain_value_arrives_unchanged(value: Any) -> None:
+def test_decoding_restores_a_plain_value(value: Any) -> None:
     found = decode(json.loads(json.dumps(encode(value))))
     assert (type(found), found) == (type(value), value)
     assert repr(found) == repr(value) if not isinstance(value, int) else True
 
 
-def test_not_a_number_arrives() -> None:
+def test_decoding_restores_nan() -> None:
     assert math.isnan(decode(json.loads(json.dumps(encode(math.nan)))))
 
 
@@ -37,19 +37,19 @@ class Equal(int):
     __hash__ = int.__hash__
 
 
-def test_a_value_of_a_subclass_arrives_as_its_base_without_behaviour() -> None:
+def test_decoding_turns_a_value_of_a_subclass_into_its_base_class() -> None:
     assert type(decode(encode(Equal(3)))) is int
     assert decode(encode(collections.Counter("aab"))) == {"a": 2, "b": 1}
     assert list(decode(encode(each for each in (1, 2)))) == [1, 2]
 
 
-def test_another_object_is_refused_by_name() -> None:
+def test_the_error_for_any_other_object_names_its_type() -> None:
     with pytest.raises(TypeError, match="Match is not a plain value"):
         encode([__import__("re").match("a", "a")])
 
 
 def judge(tests: str, program: str, setup: str = "", rounds: int = 9) -> tuple[bool, int]:
-    """Return whether the tests pass, and the number of rounds."""
+    """Return whether the program passes the tests, and the number of rounds of calls and answers."""
     calls: list[Any] = []
     answers: list[Any] = []
     for number in range(1, rounds + 1):
@@ -73,7 +73,7 @@ ADD = "def f(a, b=1): return a + b"
         ("def check(g):\n    for n in range(50): assert g(n, n) == 2 * n", ADD, (True, 2)),
         ("def test_one(): assert f(1) == 2\ndef test_two(): assert f(1) == 3", ADD, (False, 2)),
         ("assert not f(-1)\nassert f(1) == 2", ADD, (True, 2)),
-        ("assert f(f(f(1))) == 4", ADD, (True, 4)),  # each call depends on an answer
+        ("assert f(f(f(1))) == 4", ADD, (True, 4)),  # each call depends on the previous answer
         ("n = 1\nwhile n < 4:\n    n = f(n)\nassert n == 4", ADD, (True, 4)),
         ("assert [f(n) for n in f(0, 3) * [1]] == [2] * 3", ADD, (True, 3)),
         ("assert abs(f(0.1, 0.2) - 0.3) < 1e-9 and round(f(1.26), 1) == 2.3", ADD, (True, 2)),
@@ -87,11 +87,11 @@ ADD = "def f(a, b=1): return a + b"
         ("assert f(1) is True", "def f(_): return 1", (False, 2)),
     ],
 )  # fmt: skip
-def test_the_tests_pass_or_fail_by_the_answers(tests: str, program: str, expected: tuple[bool, int]) -> None:
+def test_the_answers_decide_whether_the_tests_pass(tests: str, program: str, expected: tuple[bool, int]) -> None:
     assert judge(tests, program) == expected
 
 
-def test_both_programs_have_the_helpers_of_the_setup_and_its_stub_is_not_the_function() -> None:
+def test_programs_and_tests_have_the_setups_helpers_but_not_its_stub() -> None:
     setup = "import math\ndef helper(n): return n + 1\ndef f(n):\n    'Add two.'"
     assert judge("assert f(1) == helper(helper(1))", "def f(n): return helper(n + math.floor(1.5))", setup) == (True, 2)
     with pytest.raises(KeyError):
@@ -112,7 +112,7 @@ def test_unusable_tests_are_an_error_instead_of_a_reward(tests: str, cause: str)
         judge(tests, ADD)
 
 
-def test_endless_calls_are_bounded() -> None:
+def test_the_number_of_calls_in_an_endless_test_is_bounded() -> None:
     result = run_tests("", "while True: f(1)", "f", [], [])
     assert (len(result["calls"]), result["is_complete"]) == (MAX_CALLS, False)
 

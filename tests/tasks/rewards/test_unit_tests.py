@@ -1,4 +1,4 @@
-"""asterism.tasks.rewards.unit_tests in the real sandbox, with correct programs and with cheating programs."""
+"""asterism.tasks.rewards.unit_tests grades correct programs and cheating programs in a real sandbox."""
 
 import asyncio
 import gzip
@@ -35,7 +35,7 @@ ROW = {"entry_point": "add", "tests": "assert add(1, 2) == 3\nassert add(5, 6) =
         ("<think>```\nwrong\n```</think>```py\ncut", "cut"),
     ],
 )
-def test_the_program_is_the_last_block_of_the_answer(text: str, program: str) -> None:
+def test_the_program_is_the_last_code_block_of_the_answer(text: str, program: str) -> None:
     assert extract_program(text) == program
 
 
@@ -56,7 +56,7 @@ async def test_only_correct_programs_have_a_reward() -> None:
         assert await grade(sandbox, "def add(a, b): return a - b") == 0.0
         assert (
             await grade(sandbox, f"def add(a, b): return a + b\n{forged}") == 0.0
-        )  # the arguments after the call are missing
+        )  # the forged answer lacks the arguments after the call
         hollow = [each.text for each in list_hollow_answers(DIALOGUE, problem)]
         assert len(hollow) > 30
         rewards = await asyncio.gather(*(grade(sandbox, text) for text in hollow))
@@ -65,7 +65,7 @@ async def test_only_correct_programs_have_a_reward() -> None:
 
 @pytest.mark.slow
 @pytest.mark.real_clock
-async def test_tests_that_do_not_end_without_a_program_are_an_error() -> None:
+async def test_tests_that_end_early_or_call_no_function_are_an_error() -> None:
     async with open_programs() as sandbox:
         with pytest.raises(UnusableTests, match="the tests do not end without the program"):
             await grade(sandbox, "def add(a, b): return 1", {**ROW, "tests": "import os\nos._exit(0)"})
@@ -85,7 +85,7 @@ def read_human_eval(folder: Path) -> list[dict[str, str]]:
 
 
 def fails_in_plain_interpreter(row: dict[str, str], program: str, folder: Path) -> bool:
-    """Run the original tests in the process of the program. A timeout is not a clear failure."""
+    """Return whether the original tests fail in one process with the program. A timeout is not a clear failure."""
     code = f"{program}\n{row['test']}\ncheck({row['entry_point']})\nprint('passed')"
     try:
         done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, timeout=20, check=False)
@@ -95,7 +95,7 @@ def fails_in_plain_interpreter(row: dict[str, str], program: str, folder: Path) 
 
 
 def list_mutants(row: dict[str, str], folder: Path, number: int = 3) -> list[str]:
-    """List mutants of the solution only, because helpers in the prompt are also defined in the tests."""
+    """List mutants of the solution, not of the helpers in the prompt, which the tests also define."""
     program = row["prompt"] + row["canonical_solution"]
     mutants = mutate(program, Random(0), first_line=row["prompt"].count("\n") + 1)
     found = (each for each in mutants if fails_in_plain_interpreter(row, each, folder))

@@ -1,4 +1,4 @@
-"""The cold start of the tiny task: shares of behaviors, and results that equal those of the sandbox."""
+"""The cold start of the tiny task has the configured behaviors, and its results equal the results of the sandbox."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ def list_codes(message: dict[str, Any]) -> list[str]:
 
 
 def count_calls(messages: Messages) -> tuple[int, int]:
-    """Return the number of calls, and the number of failed calls."""
+    """Return the number of calls and the number of failed calls in a dialogue."""
     results = [message["content"] for message in messages if message["role"] == "tool"]
     return len(results), sum(result.startswith("Tool call failure") for result in results)
 
@@ -44,7 +44,7 @@ def test_generated_dialogues_have_the_configured_shares(dialogues: list[Messages
     assert counted[2, 1] == pytest.approx(shares.repaired + shares.malformed, abs=0.05)
 
 
-def test_dialogues_have_only_the_behaviors_with_a_share() -> None:
+def test_dialogues_have_only_behaviors_with_a_positive_share() -> None:
     none = dict.fromkeys(asdict(BehaviorShares()), 0.0)
     mixture = BehaviorShares(**none | {"reasoned": 3, "unrepaired": 1})
     counted = Counter(map(count_calls, generate_dialogues(0, 200, LIMIT, mixture)))

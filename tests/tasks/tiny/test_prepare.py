@@ -1,4 +1,4 @@
-"""The prepared files of the demo, which the seed determines, and the refusal of unsuitable configurations."""
+"""The seed determines the prepared files of the demo, and unsuitable configurations are refused."""
 
 from pathlib import Path
 from typing import Literal

@@ -54,7 +54,7 @@ def build_run(folder: Path, **changes: Any) -> RunConfig:
     archive = DialogueConfig(tools=("jupyter_code",), prefill="<think>", stop_tokens=("<|im_end|>", "<stop>"))
     rows = write_rows(folder / "rows.jsonl", *[{"question": "Where is the lighthouse?", "answer": "north"}] * 20)
     with Path(rows).open("a") as file:
-        file.write("{\n")  # an unusable row, which data.max_bad_rows allows
+        file.write("{\n")  # this row is unusable, but data.max_bad_rows allows one
     dialogues = ({"messages": ARCHIVE}, {"task": "game", "messages": GAME})
     keys: dict[str, Any] = {
         "name": "some",
@@ -113,7 +113,7 @@ def test_words_of_the_cold_start_and_of_the_data_are_one_token_each(tokenizer: F
     assert len(tokenizer.encode("Where is the lighthouse?", trusted=False)) == 5
 
 
-def test_the_frame_of_a_call_is_one_token_up_to_its_first_value(tokenizer: FastTokenizer) -> None:
+def test_the_text_of_a_call_before_its_first_value_is_one_token(tokenizer: FastTokenizer) -> None:
     def count(text: str) -> int:
         return len(tokenizer.encode(text, trusted=True))
 

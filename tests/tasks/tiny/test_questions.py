@@ -50,7 +50,7 @@ def test_answers_have_at_most_three_digits(train: list[Question]) -> None:
     assert all(0 <= question.answer < 1000 for question in train)
 
 
-def test_operands_in_any_order_belong_to_one_side_of_the_split(train: list[Question], test: list[Question]) -> None:
+def test_questions_with_equal_operands_are_on_one_side(train: list[Question], test: list[Question]) -> None:
     def keys(side: list[Question]) -> set[tuple[str, tuple[int, ...]]]:
         return {(question.family, tuple(sorted(question.operands))) for question in side}
 

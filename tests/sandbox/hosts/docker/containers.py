@@ -1,4 +1,4 @@
-"""A sandbox on fresh containers, its containers at the engine, and its first outcome after a failure."""
+"""Run a sandbox on fresh containers, list its containers, and wait for its recovery after a failure."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from tests.sandbox.conftest import Client, open_sandbox
 
 @asynccontextmanager
 async def run_containers(**settings: Any) -> AsyncGenerator[tuple[Client, ContainerHost]]:
-    """Run a sandbox on fresh containers; none may be left at the end."""
+    """Run a sandbox on fresh containers, and check that none is left at the end."""
     async with open_sandbox("docker", **settings) as client:
         host = client.sandbox._host  # pyright: ignore[reportPrivateUsage]
         assert isinstance(host, ContainerHost)
@@ -35,7 +35,7 @@ async def list_containers(owner: str) -> list[str]:
 
 
 async def wait_for_outcome(client: Client) -> CodeOutcome:
-    """Return the first outcome of a recovering sandbox; infrastructure failures may precede it."""
+    """Return the first outcome of a recovering sandbox; ignore infrastructure failures before it."""
     while True:
         with contextlib.suppress(SandboxFailure):
             return (await client.program("print(6 * 7)", trajectory=99)).outcome

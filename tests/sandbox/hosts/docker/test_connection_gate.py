@@ -30,7 +30,7 @@ async def send_and_read_to_end(gate: ConnectionGate, payload: bytes) -> bytes:
 @pytest.mark.parametrize(
     "payload", [b"\x01\x00\x00\x00x", b"\x02\x00\x00\x0012", LENGTH.pack(1 << 20), encode_frame({"secret": "a guess"})]
 )
-async def test_the_gate_closes_a_connection_without_a_valid_secret_and_accepts_another_one(payload: bytes) -> None:
+async def test_the_gate_closes_a_connection_without_a_valid_secret_and_accepts_the_next(payload: bytes) -> None:
     unhandled: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
     frames: list[Frame] = []
@@ -51,7 +51,7 @@ async def test_the_gate_closes_a_connection_without_a_valid_secret_and_accepts_a
     assert unhandled == []
 
 
-async def test_the_gate_accepts_again_after_it_ran_out_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_gate_works_again_after_it_ran_out_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_gate, "_ACCEPT_RETRY_S", 0.0)
     loop = asyncio.get_running_loop()
     accept, refusals = loop.sock_accept, [1, 2, 3]
@@ -76,7 +76,7 @@ async def test_a_cancelled_start_closes_the_connection_of_the_container() -> Non
 
     class SlowEngine(DockerEngine):
         async def start(self, spec: ContainerSpec) -> str:
-            """Connect as the init process before the engine answers."""
+            """Connect like the container's init process, before the engine answers."""
             assert host._on_connection({"secret": spec.environment[SECRET_VARIABLE]}, connection)  # pyright: ignore
             starting.cancel()
             return await asyncio.Event().wait() or "never"

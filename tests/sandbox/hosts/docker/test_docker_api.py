@@ -20,7 +20,7 @@ SPEC = ContainerSpec("image", "run", "owner", Path("/tmp"), {}, 64, 8, 8, "")
 
 async def test_requests_to_an_engine_that_hangs_time_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker_api, "_REQUEST_TIMEOUT_S", 0.01)
-    listener = socket.socket(socket.AF_UNIX)  # connections succeed, but get no answer
+    listener = socket.socket(socket.AF_UNIX)  # connections succeed, but requests get no answer
     listener.bind(str(tmp_path / "docker.sock"))
     listener.listen()
     engine = DockerEngine(f"unix://{tmp_path}/docker.sock")

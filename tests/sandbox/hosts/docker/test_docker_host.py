@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.real_clock]
 
 
 async def run_all(client: Client, codes: Sequence[str], first: int = 0) -> list[CodeResult | SandboxFailure]:
-    """Run each program in a trajectory of its own, and return results and failures."""
+    """Run each program in a separate trajectory, and return the results and failures."""
     calls = [client.program(code, trajectory=first + number) for number, code in enumerate(codes)]
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(result, CodeResult | SandboxFailure) for result in results), results
@@ -33,7 +33,7 @@ async def run_all(client: Client, codes: Sequence[str], first: int = 0) -> list[
 
 
 def stop_container(failure: str, container_id: str) -> None:
-    """Kill or pause a container. The freezer of cgroup v1 can fail while processes fork: then retry."""
+    """Kill or pause a container. Retry a pause: the freezer of cgroup v1 can fail while processes fork."""
     for attempts_left in reversed(range(20)):
         try:
             run_docker(failure, container_id)
@@ -53,7 +53,7 @@ async def test_a_killed_or_frozen_container_causes_infrastructure_failures_and_i
         in_flight = asyncio.create_task(run_all(client, codes))
         await client.program("print(1)", trajectory=1000)
         stop_container(failure, before.id)
-        monkeypatch.setattr(docker_host, "_HEARTBEAT_TIMEOUT_S", 2.0)  # not earlier: a busy machine may delay an answer
+        monkeypatch.setattr(docker_host, "_HEARTBEAT_TIMEOUT_S", 2.0)  # a busy machine can delay earlier answers
         results = await in_flight
         assert len(results) == 305
         assert all(isinstance(result, SandboxFailure) for result in results[:5])  # calls in flight at the failure
@@ -63,7 +63,7 @@ async def test_a_killed_or_frozen_container_causes_infrastructure_failures_and_i
         assert after.id != before.id
 
 
-async def test_a_notebook_is_rebuilt_after_its_container_was_killed() -> None:
+async def test_a_notebook_is_restored_after_its_container_was_killed() -> None:
     async with run_containers() as (client, host):
         first = await client.printed("import random\nx = random.random()\nx")
         run_docker("kill", host.live_containers[0].id)
@@ -79,7 +79,7 @@ async def test_one_of_two_containers_continues_when_the_other_is_killed() -> Non
         assert sum(isinstance(result, CodeResult) for result in results) >= 25
 
 
-async def test_closing_repeats_the_removal_that_it_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_the_host_cancels_a_removal_in_flight_and_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
     remove, started, removed = DockerEngine.remove, asyncio.Event(), list[str]()
 
     async def remove_late(engine: DockerEngine, container_id: str) -> None:
@@ -97,7 +97,7 @@ async def test_closing_repeats_the_removal_that_it_cancels(monkeypatch: pytest.M
     assert removed.count(lost.id) == 2
 
 
-async def test_a_container_out_of_memory_kills_only_its_largest_calls() -> None:
+async def test_only_the_largest_calls_of_a_container_out_of_memory_are_killed() -> None:
     hog = "import time\nblocks = []\nfor _ in range(450):\n    blocks.append(bytearray(b'x' * (1 << 20)))\ntime.sleep(1)\nprint('held')"
 
     async with run_containers(memory_mib=512, container_memory_mib=1024, time_limit_s=20.0) as (client, host):
@@ -106,7 +106,7 @@ async def test_a_container_out_of_memory_kills_only_its_largest_calls() -> None:
         small = await run_all(client, ["print(2)"] * 50, first=10)
         assert [result.outcome for result in small if isinstance(result, CodeResult)] == [CodeOk(Output("2\n"))] * 50
         results = await hogs
-        # Each call is below its own limit: calls that the kernel kills are retried and have no outcome.
+        # Each call is below its own limit, so a call that the kernel kills is retried.
         assert {type(result.outcome) for result in results if isinstance(result, CodeResult)} <= {CodeOk}
         assert await client.printed("value + 1", 500) == "42\n"
         assert len(host.live_containers) == 1

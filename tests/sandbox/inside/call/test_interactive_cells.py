@@ -32,7 +32,7 @@ async def test_a_program_has_no_underscore(client: Client) -> None:
     assert failing.error == "NameError: name '_' is not defined"
 
 
-async def test_a_cell_may_await_outside_functions(client: Client) -> None:
+async def test_a_cell_can_await_outside_functions(client: Client) -> None:
     await client.printed("import asyncio\nasync def double(x):\n    await asyncio.sleep(0)\n    return 2 * x")
     assert await client.printed("await double(4)") == "8\n"
     assert await client.printed("_") == "8\n"
@@ -60,12 +60,12 @@ async def test_the_traceback_of_an_awaited_error_has_only_frames_of_the_code(cli
     assert await client.printed("1 + 1") == "2\n"
 
 
-async def test_a_program_cannot_await_outside_functions_as_in_python(client: Client) -> None:
+async def test_a_program_cannot_await_outside_functions(client: Client) -> None:
     failing = (await client.program("import asyncio\nawait asyncio.sleep(0)")).outcome
     assert isinstance(failing, CodeRaised)
     assert failing.error == "SyntaxError: 'await' outside function"
 
 
-async def test_cells_with_await_print_as_other_cells(client: Client) -> None:
+async def test_cells_with_await_print_like_other_cells(client: Client) -> None:
     code = "import asyncio\nprint('a')\nawait asyncio.sleep(0)\nNone"
     assert (await client.cell(code)).outcome == CodeOk(Output("a\n"))

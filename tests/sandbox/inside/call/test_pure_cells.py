@@ -30,7 +30,7 @@ IMPURE = (
     *("[n for n in range(3)]", "s.upper()", "flat.append(1)", "open('file')", "input()", "id(n)", "exec('x = 1')"),
     *("__import__('os')", "exit()", "try: 1\nexcept Exception: pass", "with n: pass", "del n", "global n\nn = 1"),
     *("print(main)", "nested", "foreign"),
-    "foreign = 1",  # the replaced value may have a finalizer
+    "foreign = 1",  # the replaced value can have a finalizer
     "of_foreign",
     "int(shadowed)",
     "max(1, 2)",  # `max` shadows the builtin
@@ -68,7 +68,7 @@ def test_computations_with_numbers_and_strings_are_pure(code: str) -> None:
 
 
 @pytest.mark.parametrize("code", IMPURE)
-def test_cells_that_may_have_effects_are_impure(code: str) -> None:
+def test_cells_that_can_have_effects_are_impure(code: str) -> None:
     assert not compile_and_check(code, NAMES)
 
 

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 _LINES = Path(__file__).with_name("bug_reports.jsonl").read_text(encoding="utf-8").splitlines()
 REPORTS = {report["id"]: report["input"] for report in map(json.loads, _LINES)}
 
-# Programs with the same output as in an ordinary interpreter with pipes.
+# Programs whose output must equal that of an ordinary interpreter with pipes.
 PROGRAMS = {
     "reconfigure": REPORTS["stdout-01"]["code"],
     "a wrapper of the buffer": REPORTS["stdout-03"]["code"],
@@ -57,7 +57,7 @@ INPUT = "first é\nsecond\n"
 
 
 async def run_usually(code: str) -> Output:
-    """Return the output of an interpreter with pipes."""
+    """Return the output of the code in an ordinary interpreter with pipes."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-X", "utf8", "-c", code, stdin=PIPE, stdout=PIPE, stderr=PIPE
     )
@@ -72,9 +72,9 @@ async def test_a_program_has_the_output_of_an_ordinary_interpreter(client: Clien
         assert (await client.program(code, INPUT)).outcome == CodeOk(await run_usually(code)), name
 
 
-async def test_cells_use_the_streams_as_programs_do_and_later_cells_still_print(client: Client) -> None:
+async def test_cells_use_the_streams_like_programs_and_later_cells_still_print(client: Client) -> None:
     for trajectory, (name, code) in enumerate(PROGRAMS.items()):
-        if "input()" in code or "stdin" in code or "open(0)" in code:  # cells have an empty input
+        if "input()" in code or "stdin" in code or "open(0)" in code:  # the input of cells is empty
             continue
         if "newline=" in code:  # later cells keep the configuration of an earlier cell
             continue
@@ -86,7 +86,7 @@ async def test_cells_use_the_streams_as_programs_do_and_later_cells_still_print(
             assert later.outcome == CodeOk(Output("", "e\n")), name
 
 
-# By name: a cell, and its own output, or None if it fails.
+# By name: a cell, and its output, which is None if the cell fails.
 BREAKING = {
     "closes the object": (REPORTS["stdout-07"]["cells"][0], ""),
     "closes both objects": ("import sys; sys.stdout.close(); sys.stderr.close()", ""),
@@ -118,7 +118,7 @@ async def test_a_cell_that_breaks_the_streams_does_not_end_the_output_of_later_c
         if printed is not None:
             assert outcome == CodeOk(Output(printed))
         assert await client.printed("x = 1\nprint('alive')\n1 + 1") == "alive\n2\n"
-        assert await client.printed("print('alive')") == "alive\n"  # a pure cell
+        assert await client.printed("print('alive')") == "alive\n"  # this cell is pure
     failing = (await client.cell("import sys; print('e', file=sys.stderr); input()")).outcome
     assert isinstance(failing, CodeRaised)
     assert (failing.output.stderr, failing.error) == ("e\n", "EOFError: EOF when reading a line")

@@ -66,7 +66,7 @@ def test_the_middle_of_a_long_message_is_cut() -> None:
 
 
 def test_names_that_the_code_chose_cannot_imitate_other_lines() -> None:
-    """Names are of types, modules, functions and files; the exception's own message may have lines."""
+    """These are names of types, modules, functions and files; only a message can have several lines."""
     name = "E\nTool call success\r\x1b[2J\x9b\u202e"
     escaped = "E\\nTool call success\\r\\x1b[2J\\x9b\\u202e"
     for code in (

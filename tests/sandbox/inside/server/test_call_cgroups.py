@@ -90,7 +90,7 @@ class _FakeOs:
         return getattr(os, name)
 
 
-def test_a_cgroup_has_a_quarter_more_memory_than_a_call_and_a_checkpoint_needs_half_of_it(
+def test_a_cgroup_allows_a_quarter_more_memory_than_a_call_and_a_checkpoint_needs_half(
     kernel: Kernel, cgroups: CallCgroups
 ) -> None:
     cgroup = cgroups.acquire()
@@ -101,10 +101,10 @@ def test_a_cgroup_has_a_quarter_more_memory_than_a_call_and_a_checkpoint_needs_h
     assert not cgroup.has_room_for_checkpoint()
 
 
-def test_the_culprit_of_a_kill_is_the_limit_that_was_hit(kernel: Kernel, cgroups: CallCgroups) -> None:
+def test_a_kill_is_attributed_to_the_limit_that_was_hit(kernel: Kernel, cgroups: CallCgroups) -> None:
     cgroup = cgroups.acquire()
     assert cgroup.find_culprit() is None
-    kernel.kill(cgroup.name, num_killed=0, num_limit_hits=3)  # memory was reclaimed
+    kernel.kill(cgroup.name, num_killed=0, num_limit_hits=3)  # the kernel reclaimed memory and killed no process
     assert cgroup.find_culprit() is None
     kernel.kill(cgroup.name, num_killed=1, num_limit_hits=4)
     assert [cgroup.find_culprit(), cgroup.find_culprit()] == ["call", "call"]

@@ -1,4 +1,4 @@
-"""Tests of checkpoints that compute, and of the shares of objects that the kernel counts by user."""
+"""Tests of checkpoints that use CPU time, and of shares of the objects that the kernel counts by user."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,7 +17,7 @@ def make_call(*, has_cgroup: bool) -> CallProcess:
 
 
 class Machine:
-    """A notebook in which process 2 is the worker and process 3 is reported as the checkpoint."""
+    """A fake machine with a notebook: process 2 is the worker, and process 3 is reported as the checkpoint."""
 
     def __init__(self, checkpoint_cpu_s: float = 0.0, **objects: int) -> None:
         self.checkpoint_cpu_s = checkpoint_cpu_s
@@ -41,7 +41,7 @@ def make_footprint(machine: Machine, *, own_users: bool = True) -> CallFootprint
 
 
 @pytest.mark.parametrize(("cpu_s", "found", "is_too_large"), [(0.0, 3, False), (0.004, 3, False), (0.02, None, True)])
-def test_a_checkpoint_that_computes_is_an_ordinary_process(cpu_s: float, found: int | None, is_too_large: bool) -> None:
+def test_a_process_that_computes_is_no_checkpoint(cpu_s: float, found: int | None, is_too_large: bool) -> None:
     footprint = make_footprint(Machine(cpu_s))
     assert footprint.find_checkpoint(NOTEBOOK) == found
     assert footprint.measure_memory(NOTEBOOK, [1, 2, 3]) == (120 * MIB, is_too_large)
@@ -59,11 +59,11 @@ def test_a_checkpoint_that_computes_is_an_ordinary_process(cpu_s: float, found: 
         ({"in flight": 33}, False, True),
     ],
 )
-def test_a_call_that_shares_its_user_may_hold_a_share(objects: dict[str, int], own_users: bool, exceeds: bool) -> None:
+def test_a_call_with_a_shared_user_can_hold_a_share(objects: dict[str, int], own_users: bool, exceeds: bool) -> None:
     footprint = make_footprint(Machine(**objects), own_users=own_users)
     assert footprint.exceeds_share(make_call(has_cgroup=True), [1, 2]) is exceeds
 
 
 @pytest.mark.parametrize(("objects", "exceeds"), [({"watch": 4096, "pipe": 1750}, False), ({"watch": 4097}, True)])
-def test_a_call_without_a_cgroup_may_hold_a_share_of_watches(objects: dict[str, int], exceeds: bool) -> None:
+def test_a_call_without_a_cgroup_can_hold_a_share_of_watches(objects: dict[str, int], exceeds: bool) -> None:
     assert make_footprint(Machine(**objects)).exceeds_share(make_call(has_cgroup=False), [1, 2]) is exceeds

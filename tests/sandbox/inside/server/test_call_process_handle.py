@@ -34,7 +34,7 @@ def test_cut_output_ends_with_a_whole_character_and_counts_the_rest(text: str, l
 
 @contextmanager
 def running_cell() -> Generator[tuple[CallProcess, socket.socket]]:
-    """Return the first call of a notebook, and the notebook's end of its socket."""
+    """Yield the first call of a notebook, and the end of the socket that the notebook uses."""
     control, inside = socket.socketpair()
     pipes = [OutputPipe(os.open(os.devnull, os.O_RDONLY), 0) for _ in range(2)]
     with control, inside:
@@ -46,7 +46,7 @@ def running_cell() -> Generator[tuple[CallProcess, socket.socket]]:
         process.close()
 
 
-def test_only_the_first_call_of_a_process_counts_from_its_report() -> None:
+def test_only_the_first_call_of_a_process_takes_its_start_from_the_report() -> None:
     with running_cell() as (process, inside):
         assert not process.update_start(0.2)
         inside.send(struct.pack("<cddII", b"s", 0.5, 0.0, os.getpid(), 0))

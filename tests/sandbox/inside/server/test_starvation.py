@@ -23,11 +23,11 @@ SECONDS = st.floats(0, 100)
 @pytest.mark.parametrize(
     ("clock_s", "waited_s", "stopped_s", "starved"),
     [
-        (4.0, 3.75, 0.0, True),  # 0.25 s of CPU time
+        (4.0, 3.75, 0.0, True),  # the call used 0.25 s of CPU time
         (4.0, 0.0, 0.0, False),  # an endless loop or a sleep on an idle machine
-        (4.0, 2.9, 0.0, False),  # 1.1 s of its own time
+        (4.0, 2.9, 0.0, False),  # the call has 1.1 s of own time
         (4.0, 3.1, 0.0, True),
-        (4.0, 1.6, 1.6, True),  # both kinds of load from outside
+        (4.0, 1.6, 1.6, True),  # waits and stops are load from outside
         (1.0, 0.0, 0.0, False),
     ],
 )
@@ -41,7 +41,7 @@ def test_a_call_is_starved_if_its_own_time_is_below_the_limit(
     ("threads", "total_cpu_s", "outside_s"),
     [
         ([], 0.0, 0.0),
-        ([ThreadTimes(0.2, 3.8)], 0.2, 3.8),  # a thread alone: all of its wait is from outside
+        ([ThreadTimes(0.2, 3.8)], 0.2, 3.8),  # the only thread waits for other programs
         ([ThreadTimes(1.0, 3.0)] * 4, 4.0, 0.0),  # four own threads on one CPU
         ([ThreadTimes(0.5, 3.5)] * 16, 8.0, 0.0),  # sixteen own threads on two CPUs
         ([ThreadTimes(0.1, 2.1), ThreadTimes(0.1, 1.8)], 0.2, 3.7),  # two threads in turn on a starved machine
@@ -49,7 +49,7 @@ def test_a_call_is_starved_if_its_own_time_is_below_the_limit(
         ([ThreadTimes(0.1, 1.0)], 3.1, 0.0),  # children that have ended used the CPU
     ],
 )
-def test_a_wait_that_the_calls_own_threads_cause_counts_as_its_own(
+def test_a_wait_for_own_threads_is_no_wait_from_outside(
     threads: list[ThreadTimes], total_cpu_s: float, outside_s: float
 ) -> None:
     assert compute_outside_wait_s(threads, total_cpu_s) == pytest.approx(outside_s)
@@ -80,11 +80,11 @@ def test_a_pending_wait_is_found_until_its_thread_has_run() -> None:
     assert waits.find_since("a", 5.0, [ran._replace(is_runnable=False), other]) is None
 
 
-def test_a_call_with_sleeping_threads_only_has_no_pending_wait() -> None:
+def test_a_call_whose_threads_all_sleep_has_no_pending_wait() -> None:
     assert PendingWaits[str]().find_since("a", 1.0, [ThreadTimes(0.1, 0.2, thread=7)]) is None
 
 
-def test_a_stop_in_which_other_calls_use_the_cpu_is_load_of_the_sandbox() -> None:
+def test_a_stop_is_load_of_the_sandbox_if_other_calls_use_the_cpu() -> None:
     ledger = StopLedger[str](num_running=1)
     ledger.begin_stop("a")
     ledger.add_cpu(3.0)
@@ -93,7 +93,7 @@ def test_a_stop_in_which_other_calls_use_the_cpu_is_load_of_the_sandbox() -> Non
     assert ledger.measure_outside_s("a", 0.0) == 0.0
 
 
-def test_a_stop_in_which_no_call_gets_a_cpu_is_load_from_outside() -> None:
+def test_a_stop_is_load_from_outside_if_no_call_gets_a_cpu() -> None:
     ledger = StopLedger[str](num_running=2)
     ledger.add_cpu(50.0)  # CPU time before the stop
     ledger.begin_stop("a")

@@ -17,7 +17,7 @@ def test_a_long_call_that_used_its_slice_stops_for_a_waiting_call():
     assert slices.remove("second") == ([], ["first"])
 
 
-def test_on_a_tie_of_slices_the_long_call_with_the_most_memory_runs_first():
+def test_of_long_calls_with_equal_slices_the_one_with_the_most_memory_runs_first():
     slices: TimeSlices[str] = TimeSlices(1)
     for name, memory in (("runs", 0), ("small", 1), ("large", 9), ("middle", 5)):
         slices.update(name, 0.0, memory, busy=True)
@@ -37,7 +37,7 @@ def test_a_sleeping_long_call_takes_no_slice():
     st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["busy", "idle", "remove"]), st.floats(0, 1))),
     st.integers(1, 3),
 )
-def test_the_limit_of_busy_long_calls_is_used_and_never_exceeded(
+def test_the_number_of_busy_long_calls_reaches_its_limit_and_never_exceeds_it(
     events: list[tuple[int, str, float]], num_running: int
 ) -> None:
     slices: TimeSlices[int] = TimeSlices(num_running)

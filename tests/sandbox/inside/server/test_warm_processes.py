@@ -1,4 +1,4 @@
-"""Users of forked processes: a free user goes to the end of the queue."""
+"""Tests of the kernel users of forked processes; a free user goes to the end of the queue."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ SETTINGS = ServerSettings("bare", True, (), 1.0, 1, 1, 1, 1)
 
 
 class PausingZygote:
-    """A zygote that forks processes that wait to be killed."""
+    """A zygote whose processes sleep until they are killed."""
 
     def fork(self, fds: Sequence[int], uid: int | None, folder: str | None, *, is_notebook: bool) -> int:
         pid = os.fork()
@@ -75,7 +75,7 @@ def test_a_discarded_process_leaves_no_descriptor_and_no_zombie(warm: WarmProces
     assert not warm.has_process(notebook=True)
 
 
-def test_blocks_of_servers_with_neighbouring_pids_do_not_overlap() -> None:
+def test_the_users_of_servers_with_neighbouring_pids_do_not_overlap() -> None:
     firsts = [kernel_users.get_first_user(pid) for pid in (1, 2, 3, 799_999)]
     assert all(second - first >= kernel_users.USERS_PER_SERVER for first, second in pairwise(firsts))
     assert firsts[-1] + kernel_users.USERS_PER_SERVER < 2**32 - 2

@@ -1,4 +1,4 @@
-"""The one operator that SGLang imports, in torch."""
+"""A torch version of the only vLLM operator that SGLang imports."""
 
 import torch
 
