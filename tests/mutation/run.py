@@ -185,12 +185,16 @@ def write_source(path: Path, text: str) -> None:
     Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)  # its time stamp counts whole seconds
 
 
-def list_mirrors(tree: Path, path: Path) -> tuple[str, ...]:
+def list_mirrors(tree: Path, path: Path, former: str) -> tuple[str, ...]:
+    """Return the mirror of a path, and of its path at the draw, from which the tests may not have moved."""
     folder = Path("tests") / path.relative_to(tree).parent
     while not any((tree / folder).rglob("test_*.py")):
         folder = folder.parent
     same_name = folder / f"test_{path.stem}.py"
-    return (*([str(same_name)] if (tree / same_name).exists() else []), str(folder))
+    earlier = Path("tests") / Path(former).parent
+    is_apart = (tree / earlier).is_dir() and not earlier.is_relative_to(folder)
+    paths = [same_name, folder, *([earlier] if is_apart and not folder.is_relative_to(earlier) else [])]
+    return tuple(str(each) for each in paths if (tree / each).exists())
 
 
 def kill_children() -> None:
@@ -202,8 +206,8 @@ def kill_children() -> None:
             os.waitpid(pid, 0)
 
 
-# By folder and markers: seconds of the tests without a mutation, or None if the tests do not pass in time.
-PassedS = dict[tuple[str, str], float | None]
+# Seconds of the tests without a mutation, or None if the tests do not pass in time.
+PassedS = dict[Tests, float | None]
 
 
 class Machine(NamedTuple):
@@ -302,15 +306,14 @@ class Trial(NamedTuple):
         return Verdict(True, f"{what}; without the mutation all tests pass in {passed_s:.0f} s")
 
     def measure_unmutated(self, tests: Tests) -> float | None:
-        key = tests.paths[-1], tests.markers
-        if key not in self.passed_s:
+        if tests not in self.passed_s:
             run = self.run(tests, mutated=False)
             if run.failed:
                 self.leave_out(run.failed)
                 return None
             is_fast = run.exit_code in NO_FAILURE and run.seconds < LIMIT_S / 2  # a busy machine can double the seconds
-            self.passed_s[key] = run.seconds if is_fast else None
-        return self.passed_s[key]
+            self.passed_s[tests] = run.seconds if is_fast else None
+        return self.passed_s[tests]
 
     def leave_out(self, test: str) -> None:
         sys.stdout.write(f"{test} is left out: it fails without a mutation, or at random\n")
@@ -322,14 +325,14 @@ def try_mutation(machine: Machine, mutation: Mutation, speed: str, passed_s: Pas
     place = find(machine.tree, mutation)
     original = place.path.read_text()
     trial = Trial(machine, place.path, original, apply(original, place, mutation), passed_s)
-    tests = Tests(list_mirrors(machine.tree, place.path), SELECTIONS[speed])
+    tests = Tests(list_mirrors(machine.tree, place.path, mutation.file), SELECTIONS[speed])
     try:
         verdict = trial.judge(tests)
     finally:
         write_source(place.path, original)
     where = f"{place.path.relative_to(machine.tree)}:{place.first + 1}"
     outcome = "caught" if verdict.is_caught else "survived"
-    return {"outcome": outcome, "by": verdict.by, "place": where, "tests": tests.paths[-1]}
+    return {"outcome": outcome, "by": verdict.by, "place": where, "tests": " ".join(tests.paths)}
 
 
 def list_missing(tree: Path, mutations: list[Mutation]) -> Iterator[str]:
