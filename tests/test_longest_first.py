@@ -24,7 +24,7 @@ def test_long_files_come_first_and_unknown_files_have_the_median_duration() -> N
     assert order_files(["b", "a"], {}) == ["b", "a"]
 
 
-def test_one_worker_makes_the_shared_run() -> None:
+def test_only_one_worker_starts_with_a_file_that_needs_the_shared_run() -> None:
     assert start_apart(["a", "b", "c", "d"], {"a", "b"}, 2) == ["a", "c", "b", "d"]
     assert start_apart(["a", "b", "c", "d"], {"b", "c"}, 3) == ["a", "b", "d", "c"]
     assert start_apart(["a", "b"], {"a", "b"}, 2) == start_apart(["a", "b"], set(), 2) == ["a", "b"]
@@ -40,9 +40,8 @@ def test_only_workers_sort_files_and_the_tests_of_a_file_keep_their_order(monkey
         assert ordered == expected
 
 
-def test_new_durations_replace_earlier_ones_without_short_or_removed_files(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_new_durations_replace_earlier_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Short files and removed files are not recorded."""
     monkeypatch.setattr(longest_first, "DURATIONS", tmp_path / "durations.json")
     earlier = {"slow.py": 9.0, "kept.py": 3.0, "now_short.py": 8.0, "removed.py": 7.0}
     longest_first.DURATIONS.write_text(json.dumps(earlier))

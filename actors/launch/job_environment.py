@@ -113,7 +113,7 @@ def _read_positive(environment: Mapping[str, str], name: str) -> int:
     return number
 
 
-_PROBE_ADDRESS = "192.0.2.1"  # reserved (RFC 5737): the route to it starts at the address that others see
+_PROBE_ADDRESS = "192.0.2.1"  # reserved by RFC 5737; the source address of a route to it is this node's address
 
 
 def configure_head(run: RunConfig, place: NodePlacement | None) -> RunConfig:

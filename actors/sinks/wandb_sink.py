@@ -34,7 +34,7 @@ class WandbSink:
                 self._run.log(fields, step=record.number)
 
     def replace_from(self, step: int) -> None:
-        """Keep the records: W&B cannot remove them. The resumed run's points at the same step come later."""
+        """Do nothing: W&B cannot remove points. A resumed run adds further points at the same steps."""
 
     def close(self) -> None:
         """Return when all records are uploaded or, offline, written."""

@@ -1,13 +1,13 @@
 """Named workloads, each with its cluster.
 
     report      the step of arXiv 2508.20722: 512 prompts x 32 rollouts on 64 MI300X, at most 8,192
-                response tokens, about 2.7 calls of 0.3 s per trajectory (the paper: about 45,000 per step)
-    one_node    the release's single node: 128 x 32 on 8 H200, lengths as in `report`. The caches hold a
-                third of the final tokens of all trajectories: 0.88 of an H200's memory instead of 0.8
+                response tokens, about 2.7 calls of 0.3 s per trajectory (about 45,000 calls per step in the paper)
+    one_node    the release's single node: 128 x 32 on 8 H200, lengths as in `report`. Engines get
+                0.88 of a GPU's memory; the caches hold a third of the final tokens of all trajectories
     heavy_tail  128 x 32 on 8 H100; a wide lognormal: 2% of the responses reach the limit
     tool_bound  128 x 32 on 8 H100; shorter turns and more calls: 10% of the calls take the time limit of 4 s
 
-Engines get 0.8 of a GPU's memory, as in the release's configuration, with TP 1 as in the paper's scheduler.
+Other engines get 0.8 of a GPU's memory, as in the release's configuration, with TP 1 as in the paper's scheduler.
 """
 
 from msgspec.structs import replace

@@ -185,7 +185,7 @@ class LearnerRank:
         """Train one RL step. Without sequences the weights do not change, but get a new version.
 
         The caller then sends the result and calls save_if_due(), so that engines do not wait for the disk. The last
-        step is saved before its weights are published, because they end the run. Raises ProtocolError for any step
+        step is saved before its weights are published, because the publication ends the run. Raises ProtocolError for any step
         except the next step, and the errors of Trainer.run_rl_step.
         """
         if step != self._step + 1:
@@ -249,7 +249,7 @@ class LearnerRank:
         self._checkpoint_s += time.monotonic() - began
 
     def _write_metrics(self, step: int) -> None:
-        """Write the metrics for an incarnation that resumes from this step before its metrics are reported."""
+        """Write the step's metrics into the journal: a learner that resumes from this step may have to report them."""
         if self._journal is not None:
             self._journal.write_metrics(step, self._metrics)
 

@@ -1,5 +1,6 @@
-"""Injects faults at an operation of a learner rank. As `learner.loss.function`, the module has GRPO's loss. Its import
-lets the rank kill or stop itself, or block its main thread, at the start of an operation.
+"""Injects faults at an operation of a learner rank: at its start, the rank kills or stops itself or blocks its main thread.
+
+A run imports the module because `learner.loss.function` names a function of it, which computes GRPO's loss.
 
 The nth incarnation of the learner has the nth fault in the environment variable.
 """

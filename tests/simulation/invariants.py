@@ -71,9 +71,9 @@ def check_each_trajectory_ends_once(world: World) -> None:
 
 
 def check_the_counts(world: World) -> None:
-    """Check that the metrics of a run with one launch count each end of a trajectory.
+    """Check that the metrics count each end of a trajectory, if the run has one launch.
 
-    If every trajectory of an evaluation fails, a second launch resumes the run.
+    A run has a second launch if every trajectory of an evaluation fails, or if its launcher is killed.
     """
     if world.deaths["launcher"]:
         return

@@ -1,4 +1,4 @@
-"""The host processes of tasks under a virtual clock. The result of a call is its number in the instance."""
+"""The host processes of tasks under a virtual clock. The nth call of an instance returns n."""
 
 import asyncio
 from collections import defaultdict

@@ -207,7 +207,7 @@ async def test_unusable_input_ends_the_run_immediately(node: Node, tmp_path: Pat
         await node.failing
 
 
-async def test_a_sandbox_that_cannot_start_again_after_a_join_is_restarted(node: Node) -> None:
+async def test_an_executor_that_joined_once_is_restarted_even_if_it_exits_as_unusable(node: Node) -> None:
     await node.join("executor-0/1")
     await node.die("executor-0")
     await asyncio.sleep(10)

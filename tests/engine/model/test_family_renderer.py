@@ -176,7 +176,7 @@ def test_a_dialogue_can_continue_with_user_turns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", KEEPING)
-def test_the_template_parameters_keep_the_same_reasoning_as_the_run(tmp_path: Path, name: str) -> None:
+def test_the_exported_template_keeps_the_reasoning_that_the_run_keeps(tmp_path: Path, name: str) -> None:
     """The task has no tools, because with tools some templates keep all reasoning."""
     made = make_family(tmp_path, name, TaskDescription("dialogue"))
     record = begin(made, "q", made.say(content="is it 5?", reasoning_content="maybe"))

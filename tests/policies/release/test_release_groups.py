@@ -43,7 +43,7 @@ def select(group: list[TrajectoryFinished], case: Case) -> tuple[int, ...] | Non
 
 
 def agrees(row: Group, case: Case) -> bool:
-    """Return whether the kept rows agree. Minima above the kept number crash the release and are refused here."""
+    """Return whether `select` keeps the release's rows. A configuration that crashes the release must be refused."""
     if case.result == "AssertionError" and case.min_positives + case.min_negatives > case.count:
         return refuses(len(row.rewards), build_roc(case)) if case.count >= 0 else refuses_negative_counts()
     return case.result != "AssertionError" and select(build_group(row, range(len(row.rewards))), case) == case.kept
@@ -75,7 +75,7 @@ def test_exactly_the_documented_groups_differ_from_those_of_the_release() -> Non
 
 
 def agrees_with_batch(row: Group) -> bool:
-    """Return whether the kept rows of a batch agree; the group buffer selects rows group by group."""
+    """Return whether the selection of each group of a batch keeps the release's rows."""
     assert row.augmentation is not None
     flags = row.augmentation.down_sampling_config
     case = Case(

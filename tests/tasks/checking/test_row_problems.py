@@ -35,7 +35,7 @@ def test_failures_of_one_kind_are_one_finding_that_names_the_rows() -> None:
     ]
 
 
-def test_the_kind_of_a_failure_excludes_values_of_its_row() -> None:
+def test_failures_that_differ_only_in_values_of_their_rows_are_of_one_kind() -> None:
     first, second = "f raised ValueError: 'eleven' in row 12\nmore", "f raised ValueError: 'twelve' in row 13"
     assert classify_failure(first) == classify_failure(second)
     assert classify_failure(first) != classify_failure("f raised KeyError: 'eleven' in row 12")
@@ -50,13 +50,13 @@ def test_rows_without_an_answer_are_a_problem_only_if_other_rows_have_one() -> N
     assert find(RowScores(3, 3, unanswered, [scored(row, 1.0, truth=False) for row in range(1, 4)], [])) == []
 
 
-def test_a_refused_ground_truth_is_a_hint() -> None:
+def test_a_ground_truth_without_success_gives_a_finding_of_status_hint() -> None:
     ((status, subject, detail),) = find(RowScores(2, 2, (), [scored(1, 1.0), scored(2, 0.0)], []))
     assert (status, subject) == ("hint", "rows")
     assert detail == "the ground truth as the answer is no success (reward > 0) in 1 of 2 rows: rows.jsonl:2"
 
 
-def test_a_wrong_answer_that_counts_as_correct_names_its_components() -> None:
+def test_the_finding_of_a_rewarded_wrong_answer_lists_the_reward_components() -> None:
     wrong = [scored(1, 0.1, truth=False, correct=0.0, format=0.1), scored(2, 0.0, truth=False)]
     (finding,) = find_wrong_successes(wrong, SuccessRule())
     assert finding.status == "hint"
