@@ -17,7 +17,7 @@ from typing import Any, Literal
 from msgspec.structs import asdict
 from tokenizers import Tokenizer
 
-from asterism.configs.atomic_write import replacing_folder
+from asterism.configs.atomic_write import replacing_file, replacing_folder
 from asterism.configs.errors import UnusableInput
 from asterism.configs.file_manifest import list_files, write_manifest
 from asterism.configs.run_folder import RunFolder
@@ -122,5 +122,5 @@ def iter_tokenizer_texts(dialogues: Iterable[Messages]) -> Iterator[str]:
 
 
 def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+    with replacing_file(path) as file:  # a run whose files all exist does not prepare them again
+        file.writelines(json.dumps(row).encode() + b"\n" for row in rows)

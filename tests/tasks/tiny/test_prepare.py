@@ -1,5 +1,6 @@
 """The seed determines the prepared files of the demo, and unsuitable configurations are refused."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +19,7 @@ from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.tasks.math_python import MATH_PYTHON
 from asterism.tasks.tiny.prepare import TinyDemo
+from asterism.tasks.tiny.questions import Question, generate_questions
 
 TINY = TinyDemo(num_train_questions=100, num_test_questions=20, num_sft_dialogues=100)
 NOTEBOOK = DialogueConfig(tools=("jupyter_code",))
@@ -68,6 +70,17 @@ def test_the_model_has_the_configured_architecture(architecture: Literal["qwen2"
 def test_the_same_seed_gives_the_same_bytes(prepared: RunFolder, tmp_path: Path) -> None:
     TINY.prepare(RUN, RunFolder(tmp_path))
     assert read_contents(RunFolder(tmp_path)) == read_contents(prepared)
+
+
+def test_a_file_that_is_not_complete_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(seed: int, count: int, *, held_out: bool) -> Iterator[Question]:
+        yield from generate_questions(seed, count, held_out=held_out)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("asterism.tasks.tiny.prepare.generate_questions", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        TINY.prepare(RUN, RunFolder(tmp_path))
+    assert not list((tmp_path / "data").iterdir())
 
 
 @pytest.mark.slow
