@@ -59,7 +59,7 @@ def build_body(
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
         }
-    if stops:  # with extensions: a stop text would also stop at other tokens with the same text
+    if stops:  # a server with extensions takes token ids; a stop text would also stop at other tokens
         body["stop"] = [tokenizer.decode([token]) for token in stops][:_MAX_STOP_TEXTS]
     for key in request.sampling.truncations.keys() & sampling:
         raise RequestRefused(

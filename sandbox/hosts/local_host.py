@@ -46,7 +46,7 @@ class LocalProcess:
 
     def kill(self) -> None:
         if self._process.poll() is None:
-            self._process.terminate()  # with namespaces, the terminated process kills its child
+            self._process.terminate()  # the terminated process kills its child, if there are namespaces
 
     async def wait(self) -> None:
         if self._process.poll() is None:

@@ -20,7 +20,16 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
-from tests.mutation.run import LIST, Mutation, apply, extract, find, list_occurrences, list_product_files, list_scopes
+from tests.mutation.locate import (
+    LIST,
+    Mutation,
+    apply,
+    extract,
+    find,
+    list_occurrences,
+    list_product_files,
+    list_scopes,
+)
 
 OPERATORS = {name: get_operator(name) for name in operator_names() if not get_operator(name).arguments()}
 

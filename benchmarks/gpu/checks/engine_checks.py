@@ -26,7 +26,7 @@ from benchmarks.gpu.weight_engine import make_sharing, running_engine
 _MEMORY = Path("/dev/shm")
 _PROMPT_LENGTHS = (5, 200, 17, 64, 131)
 _NEW_TOKENS = 40
-_LOGPROB_LIMIT = 1e-4  # in float32; the difference is 0 on a CPU, because its kernels do not depend on the batch
+_LOGPROB_LIMIT = 1e-4  # limit of a difference in float32; CPU kernels do not depend on the batch, so there it is 0
 
 
 def check_graphs(device: torch.device) -> Iterator[Measured]:

@@ -212,7 +212,7 @@ def _collect_reads(kernel: Any) -> Mapping[str, list[_Read]]:
     from torch._inductor.scheduler import SchedulerNode
     from torch._inductor.virtualized import V
 
-    known: dict[str, int] = {}  # by buffer: number of the first loop that can read the written value
+    known: dict[str, int] = {}  # number of the first loop that can read the written value of each buffer
     reads: defaultdict[str, list[_Read]] = defaultdict(list)
     for node in kernel.get_nodes():
         if not isinstance(node, SchedulerNode):

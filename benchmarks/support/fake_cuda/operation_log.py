@@ -155,7 +155,7 @@ class OperationLog(TorchDispatchMode):
             return made
         if base in _SCALAR_READS or base in _SIZE_READS:
             return self._answer(func, base, given[0], site)
-        if torch.is_inference_mode_enabled():  # in inference mode, composite operations arrive undivided
+        if torch.is_inference_mode_enabled():  # composite operations arrive undivided in inference mode
             with self:
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:

@@ -46,7 +46,7 @@ class SandboxBenchmarkSizes(msgspec.Struct, frozen=True):
     """Sizes of the measurements: seconds of load and numbers of calls."""
 
     rounds: int  # rounds of the compared variants, which alternate so that drift of the machine affects both
-    alone: dict[str, int]  # by program: number of processes per round
+    alone: dict[str, int]  # number of processes per round of each program
     rate_s: float  # seconds per round for each kind of program
     overhead_s: float  # seconds per round for each of the two clients
     in_flight: dict[int, int]  # number of calls in flight -> number of measured calls

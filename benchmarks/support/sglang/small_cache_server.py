@@ -80,7 +80,7 @@ class StoppingEngine(SGLangEngine):
             load_poll_s=0.05,
         )
         self._plans, self._vocabulary = plans, vocabulary
-        self._completed_turns = Counter[int]()  # by trajectory id
+        self._completed_turns = Counter[int]()  # number of completed turns of each trajectory id
         self.counted: EngineLoad | None = None  # set by `close`
 
     async def generate(self, request: GenerationRequest, on_tokens: TokenListener | None = None) -> Generation:

@@ -17,7 +17,7 @@ from asterism.engine.inference.kv.kv_cache import WIDTH_STEP
 from asterism.engine.model.model_config import DecoderConfig
 
 TILE_ROWS = (64, 16, MIN_ROWS)  # the engine uses the first batch-invariant size
-EXHAUSTIVE_MAX_ROWS = 40  # of more rows, only numbers around powers of two are tested
+EXHAUSTIVE_MAX_ROWS = 40  # all numbers of rows up to this one are tested; above, only those around powers of two
 MAX_TESTED_TOKENS = 4096  # widest tested attention
 _TESTED_ROWS = 5  # rows of a batch in the test of attention
 
