@@ -7,6 +7,7 @@ import msgspec
 from asterism.configs.atomic_write import raising_disk_errors
 from asterism.configs.errors import UnusableInput
 from asterism.configs.import_path import load_object
+from asterism.configs.loading.error_messages import explain_problem
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.schema_tree import Section
@@ -38,7 +39,8 @@ def load_program(run: RunConfig) -> PrepareProgram:
         return msgspec.convert(parameters, loaded)
     except msgspec.ValidationError as error:
         names = ", ".join(loaded.__struct_fields__)
-        raise UnusableInput(f"prepare.parameters: {error}; {path} takes {names}") from None
+        problem = explain_problem(str(error), parameters, loaded)
+        raise UnusableInput(f"prepare.parameters: {problem}; {path} takes {names}") from None
 
 
 def find_prepared_model(run: RunConfig) -> DecoderConfig | None:

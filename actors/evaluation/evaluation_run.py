@@ -20,7 +20,7 @@ from asterism.configs.schema.algorithm import EarlyStoppingConfig, EvaluationCon
 from asterism.configs.schema.learner_config import LearnerConfig
 from asterism.configs.schema.machines import BusConfig, ClusterConfig, EngineConfig, OpenAIConfig
 from asterism.configs.schema.run_config import ModelConfig, RunConfig
-from asterism.configs.schema.schema_tree import PRESET_KEY, STAGE_KEY, STAGES_KEY, TaskName
+from asterism.configs.schema.schema_tree import PRESET_KEY, STAGE_KEY, STAGES_KEY, TASK_NAME_RULE, TaskName
 from asterism.configs.schema.sglang import SGLangConfig
 from asterism.engine.data.data_files import DatasetError, read_rows
 
@@ -95,8 +95,8 @@ def split_settings(settings: Sequence[str]) -> tuple[dict[str, Path], list[str]]
 def _check_set_name(setting: str, name: str) -> str:
     try:
         return msgspec.convert(name, TaskName)
-    except msgspec.ValidationError as error:
-        raise UnusableInput(f"--set {setting}: unusable name of a set: {error}") from None
+    except msgspec.ValidationError:
+        raise UnusableInput(f"--set {setting}: the name of a set must be {TASK_NAME_RULE}") from None
 
 
 def choose_engine_settings(base: RunConfig, weights: Sequence[CheckpointArgument]) -> dict[str, Any]:

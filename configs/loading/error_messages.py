@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
 from asterism.configs.schema.run_config import RunConfig
-from asterism.configs.schema.schema_tree import find_annotation, find_section, is_table_array
+from asterism.configs.schema.schema_tree import TASK_NAME_RULE, Section, find_annotation, find_section, is_table_array
 from asterism.configs.toml_text import encode_value
 
 _TOML_TYPE_NAMES = {
@@ -17,6 +17,7 @@ _TOML_TYPE_NAMES = {
     "object": "a table",
     "array": "an array",
 }
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
 class ConfigLayer(NamedTuple):
@@ -31,16 +32,26 @@ def explain_validation_error(message: str, merged: Mapping[str, Any], layers: Se
     >>> # "Expected `int`, got `str` - at `$.rl.steps`"
     >>> # "configs/tiny.toml: `rl.steps` must be an integer, got \"many\""
     """
-    problem, _, location = message.partition(" - at `$")
-    key_path = location.strip("`").removeprefix(".")
-    if missing := re.fullmatch(r"Object missing required field `(\w+)`", problem):
-        return f"{file}: the key `{f'{key_path}.' if key_path else ''}{missing[1]}` is missing"
-    keys = _split_path(key_path)
-    where = f"`{key_path}`"
-    source = _find_sources(keys, layers) or str(file)
+    keys = _split_path(_partition(message)[1])
+    source = "" if _MISSING.match(message) else _find_sources(keys, layers)
+    return f"{source or file}: {explain_problem(message, merged)}"
+
+
+def explain_problem(message: str, table: Mapping[str, Any], root: type[Section] = RunConfig) -> str:
+    """Translate msgspec's message about a table of type `root`, without the source of the value."""
+    problem, key_path = _partition(message)
+    if missing := _MISSING.match(problem):
+        return f"the key `{f'{key_path}.' if key_path else ''}{missing[1]}` is missing"
     if problem.startswith(("Expected", "Invalid enum value")):
-        return f"{source}: {where} must be {_describe_expected(problem, keys)}, got {_describe_actual(problem, key_path, merged)}"
-    return f"{source}: {where}: {problem}" if key_path else f"{source}: {problem}"
+        expected = _describe_expected(problem, find_annotation(root, _split_path(key_path)))
+        return f"`{key_path}` must be {expected}, got {_describe_actual(problem, key_path, table)}"
+    return f"`{key_path}`: {problem}" if key_path else problem
+
+
+def _partition(message: str) -> tuple[str, str]:
+    """Return the problem and the path of the key; the path is empty for the whole table."""
+    problem, _, location = message.partition(" - at `$")
+    return problem, location.strip("`").removeprefix(".")
 
 
 def _split_path(key_path: str) -> list[str]:
@@ -70,9 +81,11 @@ def _contains_key(table: Any, keys: Sequence[str]) -> bool:
     return True
 
 
-def _describe_expected(problem: str, keys: Sequence[str]) -> str:
+def _describe_expected(problem: str, annotation: object) -> str:
     if problem.startswith("Invalid enum value"):
-        return "one of " + ", ".join(format_value(choice) for choice in _list_choices(find_annotation(RunConfig, keys)))
+        return "one of " + ", ".join(format_value(choice) for choice in _list_choices(annotation))
+    if "matching regex" in problem:
+        return TASK_NAME_RULE
     wanted = re.match(r"Expected `([^`]*)`(.*?)(, got .*)?$", problem)
     if wanted is None:
         return problem.removeprefix("Expected ").partition(", got ")[0]

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, cast
 import msgspec
 
 from asterism.configs.loading.config_layers import ConfigError, check_keys, merge_by_name, resolve_paths
-from asterism.configs.loading.error_messages import ConfigLayer, format_value
+from asterism.configs.loading.error_messages import ConfigLayer, explain_problem, format_value
 from asterism.configs.schema.schema_tree import PRESET_KEY, STAGE_KEY, STAGES_KEY, Section, TaskName, get_field_types
 
 
@@ -118,6 +118,6 @@ def _split(table: Mapping[str, Any], source: str) -> StageLayer:
     try:
         options = msgspec.convert(own, StageConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{source}: {str(error).replace('`$.', '`')}") from None
+        raise ConfigError(f"{source}: {explain_problem(str(error), own, StageConfig)}") from None
     run_keys = {key: value for key, value in table.items() if key not in _OWN_KEYS}
     return StageLayer(options, ConfigLayer(f"{source} ({options.name})", run_keys))

@@ -368,7 +368,8 @@ def _require_kv_capacity(sequence_tokens: int, sequence_keys: str, engine: Engin
     if engine.kv_tokens == 0:
         return
     spare, caches = servers.spare_tokens, servers.data_parallel
-    also = f" and {spare} that a server reserves, {caches} times, for {engine.kind}.data_parallel," if spare else ""
+    copies = f", {caches} times, for {engine.kind}.data_parallel" if caches > 1 else ""
+    also = f" and {spare} that a server reserves{copies}," if spare else ""
     require(
         engine.kv_tokens // caches // engine.page_tokens * engine.page_tokens >= sequence_tokens + spare,
         f"engine.kv_tokens must hold one trajectory, {sequence_keys} = {sequence_tokens},{also}"

@@ -21,7 +21,7 @@ from asterism.actors.launch.checks.task_code_checks import (
 )
 from asterism.actors.sinks.contract import check_sinks
 from asterism.configs.choices.engine_kinds import ENGINE_KINDS
-from asterism.configs.errors import UnusableInput, format_bytes
+from asterism.configs.errors import UnusableInput, format_bytes, prefix_key
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.tasks import TaskConfig
@@ -65,7 +65,7 @@ def check_inputs(run: RunConfig, descriptions: dict[str, TaskDescription] | None
         try:
             checked = check()
         except UnusableInput as error:
-            raise UnusableInput(f"{key}: {error}") from error
+            raise UnusableInput(prefix_key(key, str(error))) from error
         lines += [f"{key}: {checked.description}"] if key.endswith(_DATA_KEYS) else []
         lines += [f"warning: {key}: {warning}" for warning in checked.warnings]
     return lines

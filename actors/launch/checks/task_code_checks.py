@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from asterism.configs.errors import UnusableInput
+from asterism.configs.errors import UnusableInput, prefix_key
 from asterism.configs.loading.secret_references import describe_references
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.tasks import RewardConfig, TaskConfig
@@ -55,7 +55,7 @@ def describe_tasks(run: RunConfig, name: str = "") -> dict[str, TaskDescription]
             try:
                 check_task(task, descriptions)
             except UnusableInput as error:
-                raise UnusableInput(f"{task.key_prefix}import: {error}") from error
+                raise UnusableInput(prefix_key(f"{task.key_prefix}import", str(error))) from error
     return descriptions
 
 
