@@ -2,8 +2,8 @@
 
 An evaluation of version v runs alongside the rollouts of the next steps. Its tokens must be of version v, so the run
 withholds newer weights from the engines until the evaluation ends. The learner trains meanwhile. Engines that join get
-version v: its shared memory remains readable, because the learner publishes at most `rl.max_staleness` + 1 further
-versions before the next one is loaded.
+version v: its shared memory remains readable, because the learner publishes at most `rl.max_staleness` + 1 versions
+after v until the engines load one of them.
 
 Two faults end the hold early, so that the run never waits for weights that are lost:
 
@@ -31,7 +31,7 @@ class EvaluationPlan(NamedTuple):
     questions: int = 0  # limit of questions per set
     intervals: tuple[int, ...] = ()  # steps between evaluations, by set; 0 or none: only at the start and at the end
     step_label: str = "step_sampled"
-    sampling: Sampling = Sampling()  # sampling of sampled evaluations
+    sampling: Sampling = Sampling()  # sampling parameters of evaluations that are not greedy
 
     @classmethod
     def from_config(cls, run: RunConfig) -> "EvaluationPlan":

@@ -60,7 +60,7 @@ def analyze_entropy(options: EntropyOptions, console: Console) -> None:
 
 
 def choose_trajectories(folder: RunFolder, version: int, number: int, seed: int) -> list[TrajectoryFinished]:
-    """Draw up to `number` trajectories, with all tokens of this version, and sort them by number.
+    """Draw up to `number` trajectories whose tokens are all of this version. Return them sorted by their number.
 
     Trajectories of evaluations count too. Raises UnusableInput if the log has none.
     """

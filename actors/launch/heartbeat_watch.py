@@ -36,7 +36,7 @@ class HeartbeatWatch:
         self._paths = {sender: operations_path(folder, sender) for sender in senders}
         self._last_times = dict.fromkeys(senders, self._loop.time())
         self._started: set[str] = set()  # senders that have sent a heartbeat
-        self._measured_since = self._loop.time()  # start of the time in which this process was not suspended
+        self._measured_since = self._loop.time()  # since when this process has run without a suspension
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Record the time of the heartbeat, unless another sender or incarnation sent it."""
@@ -46,7 +46,8 @@ class HeartbeatWatch:
 
     async def wait_for_exit(self, process: asyncio.subprocess.Process) -> Hang | None:
         """Wait until the process has exited (None), or hangs."""
-        exit_wait = asyncio.ensure_future(process.wait())  # a single wait, because a process keeps cancelled waits
+        # One wait for the whole loop: asyncio keeps an object for each cancelled wait until the process exits.
+        exit_wait = asyncio.ensure_future(process.wait())
         try:
             return await self._wait_for_hang(exit_wait)
         finally:

@@ -17,7 +17,7 @@ from asterism.bus.messages import AnyMessage, EngineJoined, LeaseReleased, Lease
 from asterism.policies.decider import Decider, Send
 
 REPLAYS = 3
-_BATCH = 4096  # decisions that are timed before their effects are compared
+_BATCH = 4096  # decisions per timed block; their effects are compared after the block, outside the measured time
 
 
 class RecordedDecision(NamedTuple):

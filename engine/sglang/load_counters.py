@@ -4,7 +4,7 @@ running, waiting, used   from the server's newest snapshot (/v1/loads), a few st
 cached                   prefixes that the server should still cache, up to the capacity that running requests leave
 decode_steps             the server's own count, of its busiest rank; excludes steps with a prefill
 generated, prefilled     completion_tokens, and prompt_tokens - cached_tokens, of the responses
-evicted, recomputed      tokens of a sequence's prefix that cached_tokens lacks; all tokens after a retraction
+evicted, recomputed      tokens of a sequence's prefix that cached_tokens lacks; after a retraction, all of its tokens
 preempted                num_retractions of the responses
 busy_s                   time with a request in flight
 """

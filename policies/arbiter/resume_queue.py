@@ -1,5 +1,5 @@
-"""The queue of started trajectories that wait for a lease: trajectories with a cache by engine, and
-evicted trajectories.
+"""The queue of started trajectories that wait for a lease: one heap per engine for trajectories that have a cache there, and
+one heap for evicted trajectories.
 
 The heaps delete lazily: an entry that a later push or a withdrawal made stale is dropped when it
 reaches the top.

@@ -21,7 +21,7 @@ class LossInput(NamedTuple):
     sequences_N: Tensor  # int64 in [0, S): the sequence of each token
     num_sequences: int  # S
     weights_N: Tensor  # float64: share of each token in the configured mean (learner.loss.mean); the sum is 1
-    corrections_N: Tensor  # importance weight of each token (learner.loss.correction); ones without a correction
+    corrections_N: Tensor  # importance weight of each token (learner.loss.correction); 1.0 without a correction
     minibatch_tokens: int  # loss tokens of all micro batches and ranks, at least 1
     minibatch_sequences: int  # sequences with a loss token, of all micro batches and ranks, at least 1
     max_response_tokens: int  # dialogue.response_tokens
@@ -70,7 +70,7 @@ PolicyLoss = Callable[[LossInput], LossOutput]
 
 
 def compute_policy_metrics(batch: LossInput) -> LossOutput:
-    """Compute the metrics of every loss: the ratio within log_ratio_limit, and the entropy."""
+    """Compute the metrics that every loss has: the ratio, clamped to log_ratio_limit, and the entropy."""
     with torch.no_grad():
         ratios_N = batch.log_ratios_N.exp()
         means = {"ratio": ratios_N.sum(), "entropy": batch.entropies_N.sum()}

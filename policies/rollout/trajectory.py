@@ -123,7 +123,7 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
     retries: int = 0
     retried_calls: tuple[int, ...] = ()
     aborted: str = ""  # cause of the abort
-    environment: EnvironmentHistory = EnvironmentHistory()  # calls of the instance of an environment or dialogue
+    environment: EnvironmentHistory = EnvironmentHistory()  # calls to the environment or dialogue
     is_done: bool = False  # whether a call has ended the trajectory
     answer_spans: int = 0  # answer blocks that are complete within a turn
     tools: dict[str, ToolCount] = {}  # answered calls by tool name
