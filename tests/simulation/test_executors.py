@@ -29,7 +29,7 @@ RUN = replace_keys(
 KILLS = 0.3  # kills per second for each executor; calls of 4 s rarely finish
 LAGS = 0.05  # some answers arrive after the loss of their executor
 COVERING_SEEDS = (3, 6)  # together, these seeds cover all tested faults
-SEEDS = select_seeds(80, fast=COVERING_SEEDS[:1], per_change=8)
+SEEDS = select_seeds(80, fast=COVERING_SEEDS[:1], per_change=4)
 
 
 @cache
