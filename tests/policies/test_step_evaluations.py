@@ -10,7 +10,7 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.decider import Send
 from asterism.policies.step_evaluations import EvaluationPlan
 from tests.fakes import evaluated
-from tests.policies.recipes import ENGINES, RecipeDriver, joined, loaded, weights
+from tests.policies.recipes import ENGINES, RecipeDriver, joined, loaded, to_engines, weights
 
 PLAN = EvaluationPlan(steps=9, questions=5, intervals=(2,))
 TRUNCATED = Sampling(temperature=0.6, top_p=0.9, top_k=20)
@@ -47,7 +47,7 @@ def test_newer_weights_wait_for_the_end_of_the_evaluation() -> None:
     driver = EvaluationDriver(first_step=2)
     driver.publish(2)
     assert driver.announce(3) == []
-    assert driver.end_evaluation(2) == [Send(engine, weights(3, 1)) for engine in ENGINES]
+    assert driver.end_evaluation(2) == to_engines(weights(3, 1))
     assert driver.load(3) == [msg.StepRequested(4, 3)]
 
 
@@ -85,9 +85,9 @@ def test_with_staleness_each_due_version_is_loaded_and_evaluated_in_turn() -> No
     driver = EvaluationDriver(PLAN._replace(intervals=(1,)), max_staleness=1)
     assert driver.publish(1) == [evaluation(1), msg.StepRequested(2, 1), msg.StepRequested(3, 1)]
     assert driver.announce(2) == driver.announce(3) == []
-    assert driver.end_evaluation(1) == [Send(engine, weights(2, 1)) for engine in ENGINES]
+    assert driver.end_evaluation(1) == to_engines(weights(2, 1))
     assert driver.load(2) == [evaluation(2), msg.StepRequested(4, 2)]
-    assert driver.end_evaluation(2) == [Send(engine, weights(3, 1)) for engine in ENGINES]
+    assert driver.end_evaluation(2) == to_engines(weights(3, 1))
 
 
 def test_a_restarted_learner_skips_evaluations_that_have_not_begun() -> None:
@@ -99,7 +99,7 @@ def test_a_restarted_learner_skips_evaluations_that_have_not_begun() -> None:
         driver.announce(version)
     driver.decide(msg.StepTrained(1, {}))
     assert driver.announce(3) == []
-    assert driver.end_evaluation(1) == [Send(engine, weights(3, 1)) for engine in ENGINES]
+    assert driver.end_evaluation(1) == to_engines(weights(3, 1))
     assert driver.load(3)[0] == evaluation(3)
 
 
@@ -118,7 +118,7 @@ def test_engines_keep_their_memory_until_the_evaluation_ends() -> None:
     driver.publish(2)
     assert driver.decide(msg.GpuMemoryRequested(1, 3)) == []
     request = msg.EngineSleepRequested(1, 3)
-    assert driver.end_evaluation(2) == [Send(engine, request) for engine in ENGINES]
+    assert driver.end_evaluation(2) == to_engines(request)
     driver.decide(msg.EngineAsleep("generator-0", 1, request))
     assert driver.decide(msg.EngineAsleep("generator-1", 1, request)) == [Send("learner", msg.GpuMemoryGranted(1, 3))]
     assert driver.announce(3) == [*ENGINES]

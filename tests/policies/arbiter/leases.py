@@ -37,8 +37,9 @@ def joined(number: int = 0, tokens: int = 64, page: int = 1, incarnation: int = 
 
 def load(engine: str = "generator-0", **fields: float) -> msg.EngineLoadReported:
     """Report the load of an engine with one running sequence and these fields. All other counts are 0."""
-    counts: dict[str, Any] = dict.fromkeys(msg.EngineLoadReported.__struct_fields__, 0)
-    return msg.EngineLoadReported(**counts | {"engine": engine, "running": 1, "incarnation": 1, **fields})
+    values: dict[str, Any] = dict.fromkeys(msg.EngineLoadReported.__struct_fields__, 0)
+    values |= {"engine": engine, "running": 1, "incarnation": 1, **fields}
+    return msg.EngineLoadReported(**values)
 
 
 def reports(
