@@ -42,7 +42,9 @@ def settings(finished_run: tuple[RunFolder, str]) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, settings: tuple[str, ...]) -> RunFolder:
-    return whole_run(tmp_path_factory.mktemp("runs"), *settings)[0]
+    """Run small steps. One engine holds a third of a step's 32 trajectories."""
+    small = ("rl.prompts=4", "rl.rollouts=8", "engine.num_engines=1", "engine.kv_tokens=550")
+    return whole_run(tmp_path_factory.mktemp("runs"), *settings, *small)[0]
 
 
 def messages(folder: RunFolder, log: str, kind: type[T]) -> list[T]:
