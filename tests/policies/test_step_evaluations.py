@@ -32,6 +32,13 @@ class EvaluationDriver(RecipeDriver):
         return self.decide(evaluated(label, version))
 
 
+def start_evaluation() -> EvaluationDriver:
+    """Return a driver during the evaluation of version 2."""
+    driver = EvaluationDriver(first_step=2)
+    driver.publish(2)
+    return driver
+
+
 def evaluation(version: int) -> msg.EvaluationRequested:
     return msg.EvaluationRequested("step_sampled", Sampling(), 5, version)
 
@@ -44,23 +51,20 @@ def test_an_evaluation_is_requested_every_n_steps_together_with_the_next_step() 
 
 
 def test_newer_weights_wait_for_the_end_of_the_evaluation() -> None:
-    driver = EvaluationDriver(first_step=2)
-    driver.publish(2)
+    driver = start_evaluation()
     assert driver.announce(3) == []
     assert driver.end_evaluation(2) == to_engines(weights(3, 1))
     assert driver.load(3) == [msg.StepRequested(4, 3)]
 
 
 def test_an_evaluation_that_ends_before_the_training_delays_nothing() -> None:
-    driver = EvaluationDriver(first_step=2)
-    driver.publish(2)
+    driver = start_evaluation()
     assert driver.end_evaluation(2) == []
     assert driver.announce(3) == [*ENGINES]
 
 
 def test_an_engine_that_joins_during_an_evaluation_gets_the_evaluated_weights() -> None:
-    driver = EvaluationDriver(first_step=2)
-    driver.publish(2)
+    driver = start_evaluation()
     driver.announce(3)
     driver.decide(msg.EngineLeft("generator-1", "killed", 1))
     assert driver.decide(joined(1, 2)) == [Send("generator-1", weights(2, 2))]
@@ -68,8 +72,7 @@ def test_an_engine_that_joins_during_an_evaluation_gets_the_evaluated_weights() 
 
 
 def test_the_newest_weights_are_sent_if_no_engine_has_the_weights_under_evaluation() -> None:
-    driver = EvaluationDriver(first_step=2)
-    driver.publish(2)
+    driver = start_evaluation()
     driver.announce(3)
     for engine in ENGINES:
         driver.decide(msg.EngineLeft(engine, "killed", 1))
@@ -104,8 +107,7 @@ def test_a_restarted_learner_skips_evaluations_that_have_not_begun() -> None:
 
 
 def test_weights_under_evaluation_that_are_published_again_are_not_evaluated_again() -> None:
-    driver = EvaluationDriver(first_step=2)
-    driver.publish(2)
+    driver = start_evaluation()
     again = replace(weights(2), path="/dev/shm/elsewhere")
     assert driver.decide(again) == []
     driver.end_evaluation(2)
@@ -114,8 +116,7 @@ def test_weights_under_evaluation_that_are_published_again_are_not_evaluated_aga
 
 
 def test_engines_keep_their_memory_until_the_evaluation_ends() -> None:
-    driver = EvaluationDriver(first_step=2)
-    driver.publish(2)
+    driver = start_evaluation()
     assert driver.decide(msg.GpuMemoryRequested(1, 3)) == []
     request = msg.EngineSleepRequested(1, 3)
     assert driver.end_evaluation(2) == to_engines(request)

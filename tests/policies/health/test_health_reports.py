@@ -12,19 +12,11 @@ from asterism.configs.schema.health import HealthConfig
 from asterism.policies.decider import Send
 from asterism.policies.recorder import Recorder
 from tests.policies.arbiter.leases import load
+from tests.policies.health.histories import list_step_events
 
 TOO_LONG = msg.StepCounts(
     msg.TaskCounts(groups=2, trajectories=8, positives=4, reward=4.0), endings={"length": 6, "answered": 2}
 )
-
-
-def list_step_events(step: int, counts: msg.StepCounts = TOO_LONG) -> list[msg.AnyMessage]:
-    return [
-        msg.StepRequested(step, step - 1),
-        msg.StepCollected(step, 4, counts, {}, msg.BufferCursor()),
-        msg.StepTrained(step, {"updates": 1.0, "updates_skipped": 0.0, "loss": 0.1}),
-        msg.WeightsSynced(step),
-    ]
 
 
 def decide_all(recorder: Recorder, events: Sequence[msg.AnyMessage]) -> list[Send]:
@@ -32,7 +24,7 @@ def decide_all(recorder: Recorder, events: Sequence[msg.AnyMessage]) -> list[Sen
 
 
 def list_events(steps: Sequence[int]) -> list[msg.AnyMessage]:
-    return [event for step in steps for event in list_step_events(step)]
+    return [event for step in steps for event in list_step_events(step, TOO_LONG)]
 
 
 def list_health_sends(sends: Sequence[Send]) -> list[Send]:
@@ -104,7 +96,7 @@ def test_a_replay_repeats_reports_and_states_byte_for_byte() -> None:
 
 def get_recomputed_share(recorder: Recorder, step: int, *loads: msg.EngineLoadReported) -> float | None:
     """Return the share of recomputed tokens in a step in which engines send these load reports."""
-    *before, synced = list_step_events(step)
+    *before, synced = list_step_events(step, TOO_LONG)
     sends = decide_all(recorder, [*before, *loads, synced])
     (line,) = [send.message for send in sends if isinstance(send.message, msg.MetricsRecorded)]
     return line.values.get("recomputed_share")
