@@ -92,6 +92,7 @@ class TestDifferences:
         a, b = (RunConfig(name="r", sft=SftConfig(mixture=order)) for order in (files, files[::-1]))
         assert list_differences(a, b) == ["sft.mixture: order a, b -> b, a"]
 
+    @pytest.mark.slow
     @given(a=RUNS, b=RUNS)
     def test_only_cluster_and_health_can_differ_in_a_resumed_run(self, a: RunConfig, b: RunConfig):
         moved = msgspec.structs.replace(a, cluster=b.cluster, health=b.health)
@@ -100,6 +101,7 @@ class TestDifferences:
             line for line in list_differences(a, b) if not line.startswith(("cluster.", "health."))
         ]
 
+    @pytest.mark.slow
     @given(a=RUNS, b=RUNS)
     def test_differences_are_empty_exactly_if_configurations_are_equal(self, a: RunConfig, b: RunConfig):
         assert (list_differences(a, b) == []) == (a == b)

@@ -14,6 +14,8 @@ from tests.simulation.seeds import select_seeds
 from tests.simulation.small_run import SMALL
 from tests.simulation.world import Faults, World
 
+pytestmark = pytest.mark.slow
+
 RUN = replace_keys(
     SMALL, {"learner.checkpoints.every": 1, "rl.steps": 5, "evaluation.questions": 4, "evaluation.every": 2}
 )
@@ -49,11 +51,7 @@ def iter_answers(world: World) -> Iterator[tuple[msg.StartGroup, msg.TrajectoryF
 @pytest.mark.parametrize("seed", select_seeds(40, fast=(1,), per_change=1))
 @pytest.mark.parametrize(
     ("name", "versions"),
-    [
-        pytest.param("split", [2, 4], marks=pytest.mark.slow),
-        pytest.param("colocated", [2, 4], marks=pytest.mark.slow),
-        ("ahead", [1, 2, 3, 4]),
-    ],
+    [("split", [2, 4]), ("colocated", [2, 4]), ("ahead", [1, 2, 3, 4])],
 )
 def test_each_due_version_is_evaluated_once_with_only_its_own_weights(
     name: str, versions: list[int], seed: int
@@ -76,7 +74,6 @@ def test_each_due_version_is_evaluated_once_with_only_its_own_weights(
     assert tokens == 4 * len(versions)
 
 
-@pytest.mark.slow
 def test_rollouts_do_not_wait_for_an_evaluation() -> None:
     """The next training step is requested right after the evaluation is requested."""
     world = simulate("split", 1)
@@ -91,7 +88,6 @@ def test_rollouts_do_not_wait_for_an_evaluation() -> None:
     assert overlapping == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("seed", select_seeds(200, fast=(1, 2), per_change=0))
 def test_a_run_with_evaluations_ends_in_spite_of_faults(name: str, seed: int) -> None:

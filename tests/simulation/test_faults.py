@@ -15,6 +15,8 @@ from tests.simulation.seeds import select_seeds
 from tests.simulation.small_run import SMALL
 from tests.simulation.world import Faults, World
 
+pytestmark = pytest.mark.slow
+
 RUN = replace_keys(
     SMALL,
     {
@@ -54,7 +56,6 @@ def test_engine_faults_late_answers_and_duplicates_break_no_invariant(seed: int)
     check_the_counts(live(seed))
 
 
-@pytest.mark.slow
 def test_the_seeds_cover_the_tested_faults() -> None:
     worlds = [live(seed) for seed in range(5)]
     assert sum(world.deaths["generator"] for world in worlds) > 10

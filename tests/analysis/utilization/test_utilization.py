@@ -121,6 +121,7 @@ class TestEngines:
 
 
 class TestTrajectories:
+    @pytest.mark.slow
     @given(waits=st.lists(st.tuples(*[st.floats(0, 1e4)] * 4), min_size=1, max_size=30))
     def test_totals_are_the_sums_of_the_lines(
         self, tmp_path_factory: pytest.TempPathFactory, waits: list[tuple[float, ...]]

@@ -168,7 +168,7 @@ def test_unrelated_messages_are_refused() -> None:
 def build_machine_test(policy: PolicyName) -> type[TestCase]:
     machine = type(f"{policy}_machine", (ArbiterMachine,), {"policy": policy})
     machine.TestCase.settings = settings(stateful_step_count=40)
-    return machine.TestCase
+    return pytest.mark.slow(machine.TestCase)
 
 
 TestStatic = build_machine_test("static")

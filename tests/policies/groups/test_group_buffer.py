@@ -231,6 +231,7 @@ def test_an_evaluation_uses_no_training_problem() -> None:
     assert driver.buffer.state.cursor.position == before
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_every_step_ends_and_its_counts_add_up(data: st.DataObject) -> None:
     run = replace(RUN, rl=RlConfig(prompts=3, rollouts=4, max_refill_groups=data.draw(st.integers(0, 3))))
@@ -269,6 +270,7 @@ def test_every_step_ends_and_its_counts_add_up(data: st.DataObject) -> None:
 REWARDS = st.sampled_from([0.0, 1.0])
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(REWARDS, REWARDS, REWARDS, REWARDS), min_size=6, max_size=6),
     st.lists(st.integers(0, 2**16), min_size=24, max_size=24),

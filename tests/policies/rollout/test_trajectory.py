@@ -282,9 +282,9 @@ class ScoredTrajectoryMachine(TrajectoryMachine):
     row = b"{}"
 
 
-TestScoredTrajectoryMachine = ScoredTrajectoryMachine.TestCase
+TestScoredTrajectoryMachine = pytest.mark.slow(ScoredTrajectoryMachine.TestCase)
 TestScoredTrajectoryMachine.settings = settings(stateful_step_count=40)
-TestTrajectoryMachine = TrajectoryMachine.TestCase
+TestTrajectoryMachine = pytest.mark.slow(TrajectoryMachine.TestCase)
 TestTrajectoryMachine.settings = settings(stateful_step_count=40)
 
 
