@@ -2,14 +2,13 @@
 
 from collections import Counter
 from functools import cache
-from typing import get_args
 
 import pytest
 from msgspec.structs import replace
 
 from asterism.configs.schema.machines import ArbiterConfig as ArbiterSection
 from asterism.configs.schema.schema_tree import replace_keys
-from asterism.policies.arbiter.arbiter import PolicyName
+from tests.simulation.campaign import POLICIES
 from tests.simulation.invariants import check, check_the_counts
 from tests.simulation.seeds import select_seeds
 from tests.simulation.small_run import SMALL
@@ -32,7 +31,6 @@ RL = (
     replace(RUN.rl, steps=3, max_staleness=2, group_oversampling=2.0, surplus_groups="carry", stale_tokens="drop"),
     replace(RUN.rl, max_staleness=1),
 )
-POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 FAULTS = Faults(engine_deaths=0.1, echoes=0.05, lags=0.05, evictions=0.1)
 # Policies take turns by seed. In seed 241 a restarted engine receives weights that were sent to its predecessor.
 SEEDS = select_seeds(200, fast=(0, 1, 241), per_change=12)

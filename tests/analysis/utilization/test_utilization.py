@@ -145,8 +145,7 @@ class TestTrajectories:
 
 class TestSteps:
     def test_the_last_trajectory_of_a_step_is_named_with_the_parts_of_its_time(self, logs: Logs) -> None:
-        logs.line("head", 0, "step.requested", name="step 1", version=0)
-        logs.line("head", 0, "group.started", name="step 1", group_id=7, size=10)
+        logs.step_started(0, size=10)
         for number in range(9):
             logs.ended(number, 1 + number / 10, 0.1, 0.7, 0.1, 0.1, group_id=7)
         logs.ended(99, 9, 0.2, 2.0, 6.7, 0.1, group_id=7, calls=3)
@@ -159,8 +158,7 @@ class TestSteps:
         assert second.last is None
 
     def test_aborted_trajectories_do_not_extend_their_step(self, logs: Logs) -> None:
-        logs.line("head", 0, "step.requested", name="step 1", version=0)
-        logs.line("head", 0, "group.started", name="step 1", group_id=7, size=3)
+        logs.step_started(0, size=3)
         for number, ending in enumerate(("answered", "aborted", "aborted")):
             logs.ended(number, 4 + number, 0, 4.0, 0, 0, group_id=7, ending=ending)
         use = compute_utilization(logs.folder)
@@ -180,8 +178,7 @@ class TestSteps:
     def test_the_last_repetition_of_a_step_counts(self, logs: Logs) -> None:
         for begin in (0, 10):
             logs.line("launcher", begin, "run.started", step=0)
-            logs.line("head", begin, "step.requested", name="step 1", version=0)
-            logs.line("head", begin, "group.started", name="step 1", group_id=0, size=1)
+            logs.step_started(begin, size=1, group_id=0)
             logs.ended(begin, begin + 2, 0, 2.0, 0, 0)
         logs.line("head", 14, "step.ended", name="step 1", step_s=4, rollout_s=2.0, train_s=1.0, weights_s=1.0)
         (step,) = compute_utilization(logs.folder).steps

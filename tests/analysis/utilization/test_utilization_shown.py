@@ -23,8 +23,7 @@ COLUMNS = 80
 def write_logs(run: Path, engines: int) -> Logs:
     """Write a folder with logs only, as the simulator does."""
     logs = Logs(run / "logs")
-    logs.line("head", 0, "step.requested", name="step 1", version=0)
-    logs.line("head", 0, "group.started", name="step 1", group_id=0, size=2)
+    logs.step_started(0, size=2, group_id=0)
     for number in range(engines):
         engine = f"generator-{number}"
         logs.line(engine, 0, "engine.started", kv_tokens=1000, page_tokens=10)

@@ -1,7 +1,6 @@
 """One trajectory with the tools, environment or dialogue of a task, for tests of its transitions."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TypeVar
 
 import msgspec
@@ -18,7 +17,6 @@ from tests.fakes import TOKENIZER, generated, rules, start_group
 
 M = TypeVar("M")
 FIRST, SECOND = "executor-0/1", "executor-1/1"
-ONE_EXECUTOR = MappingProxyType({FIRST: 4})
 ROW = b'{"question":"How many?"}'
 LOOK = ToolSchema("look", "Look.", {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]})
 
@@ -37,14 +35,14 @@ class Conversation:
         self,
         kind: TaskKind = "environment",
         size: int = 1,
-        executors: Mapping[str, int] = ONE_EXECUTOR,
+        executors: Mapping[str, int] | None = None,
         **changes: object,
     ) -> None:
-        """`executors` has the number of slots of each executor. `changes` are fields of the rules."""
+        """`executors` has the number of slots of each executor; the default is FIRST. `changes` are fields of the rules."""
         kinds: tuple[TaskKind, ...] = ("tools", "environment", "dialogue")
         self.rollout = Rollout({each: self._make_rules(each, changes) for each in kinds})
         self.kind, self.now = kind, 0.0
-        for name, slots in executors.items():
+        for name, slots in ({FIRST: 4} if executors is None else executors).items():
             self.decide(msg.ExecutorJoined(name, slots))
         self.started = self.decide(make_group(kind, size))
 
