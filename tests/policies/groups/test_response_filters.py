@@ -20,7 +20,7 @@ from asterism.policies.groups.advantages import compute_advantages
 from asterism.policies.groups.response_filters import compute_overlong_penalty, repeats_ngram
 from asterism.policies.groups.selection import GroupSelection, SelectionRules, select_rows
 from asterism.policies.step_metrics import StepTimes, compute_step_metrics
-from tests.policies.groups.buffers import BufferDriver, get_collected, make_run
+from tests.policies.groups.buffers import BufferDriver, get_collected
 from tests.policies.groups.finished import finished
 
 PROMPT = 3
@@ -122,9 +122,8 @@ class TestFilters:
         assert found == [max(counts.values(), default=0) > limit for limit in range(1, 12)]
 
     def test_the_step_counts_dropped_responses(self) -> None:
-        run = make_run(prompts=1, rollouts=4, max_refill_groups=0, repeated_ngram_tokens=1, repeated_ngram_limit=1)
-        driver = BufferDriver(replace(run, roc=RocConfig(enabled=False)))
-        driver.request_step(1)
+        limits = {"repeated_ngram_tokens": 1, "repeated_ngram_limit": 1}
+        driver = BufferDriver.start(prompts=1, rollouts=4, max_refill_groups=0, **limits)
         effects = driver.end(0, 0, 0, rewards=(0.0, 1.0, 0.0, 1.0))
         assert driver.batches[0].samples == ()
         counts = get_collected(effects).counts
