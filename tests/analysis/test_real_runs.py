@@ -42,7 +42,9 @@ def settings(finished_run: tuple[RunFolder, str]) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, settings: tuple[str, ...]) -> RunFolder:
-    return whole_run(tmp_path_factory.mktemp("runs"), *settings)[0]
+    """Run small steps. One engine holds a third of a step's 32 trajectories."""
+    small = ("rl.prompts=4", "rl.rollouts=8", "engine.num_engines=1", "engine.kv_tokens=550")
+    return whole_run(tmp_path_factory.mktemp("runs"), *settings, *small)[0]
 
 
 def messages(folder: RunFolder, log: str, kind: type[T]) -> list[T]:
@@ -98,6 +100,9 @@ def test_report_summary_metrics_logs_and_pictures_have_equal_totals(
         (each for each in use.steps if each.rollout_s), metrics.steps.iter_rows(named=True), strict=True
     ):
         assert (step.name, step.repeats) == (f"step {line['step']}", 0)
+        assert step.trajectories == line["trajectories"] + line["trajectories_failed"]
+        assert step.last is not None and step.last_began_s is not None
+        assert step.last_began_s + step.last.lived_s <= step.rollout_s + 1e-3
         assert (step.rollout_s, step.train_s, step.weights_s) == (line["rollout_s"], line["train_s"], line["weights_s"])
     for worker_s, busy_s in (
         *((each.active_s, each.busy_s) for each in use.engines),

@@ -1,7 +1,5 @@
 """The judged groups in the log of a run's head, and how other settings would judge them."""
 
-import contextlib
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,7 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.algorithm import RlConfig, RocConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.groups.selection import SelectionRules, select_rows
+from tests.edited_logs import editing_log
 from tests.policies.groups.finished import finished
 from tests.recorded import write_world_logs
 from tests.simulation.test_faults import live, world_of
@@ -148,7 +147,7 @@ def test_changed_settings_of_the_run_are_refused(tmp_path: Path) -> None:
 def test_only_the_step_with_missing_events_is_left_out(share: float, tmp_path: Path) -> None:
     world = live(0)
     folder = write_world_logs(world, tmp_path)
-    with contextlib.closing(sqlite3.connect(folder.events / "head.sqlite")) as log, log:
+    with editing_log(folder.events / "head.sqlite") as log:
         (second,) = log.execute("SELECT max(seq) FROM events WHERE kind = 'StepRequested'").fetchone()
         log.execute(
             "DELETE FROM events WHERE seq < ? AND kind NOT IN ('RunStarted', 'StepRequested', 'StepCollected')",

@@ -1,12 +1,11 @@
 """The summary of a run: the weakest isolation, and counts of trajectories."""
 
-import contextlib
 import json
-import sqlite3
 from pathlib import Path
 
 from asterism.analysis.summary import count_trajectories, read_isolation, read_weakest_isolation
 from asterism.configs.run_folder import RunFolder
+from tests.edited_logs import editing_log
 from tests.recorded import small_run
 
 LAYERS = {"namespaces": True, "seccomp": True, "landlock": 4, "missing": []}
@@ -39,7 +38,7 @@ def test_an_isolation_layer_counts_as_missing_if_one_executor_lacks_it(tmp_path:
 def test_trajectories_with_removed_events_are_counted(tmp_path: Path) -> None:
     folder = small_run(RunFolder(tmp_path / "run"))
     before = count_trajectories(folder)
-    with contextlib.closing(sqlite3.connect(folder.events / "head.sqlite")) as log, log:
+    with editing_log(folder.events / "head.sqlite") as log:
         query = "SELECT min(seq) FROM events WHERE kind = 'TrajectoryFinished'"
         (seq,) = log.execute(query).fetchone()
         log.execute("DELETE FROM events WHERE seq = ?", (seq,))

@@ -1,25 +1,17 @@
 """Tests: the lane of a message is determined by its kind, and by the first bytes of its encoded frame."""
 
-from typing import get_args
-
 import pytest
 
 from asterism.bus import messages as msg
 from asterism.bus.codec import build_kind_prefix, encode, has_kind_prefix
 from asterism.bus.lanes import BULK, CONTROL, select_frame_lane, select_lane
-
-KINDS: tuple[type[msg.AnyMessage], ...] = get_args(msg.AnyMessage)
+from tests.bus.samples import KINDS
 
 
 def make_frame(kind: type[msg.AnyMessage], sender: str = "a", to: str = "b") -> bytes:
     """Return the first bytes of a frame, which determine its lane."""
-    return (
-        bytes((0x93, 0xA0 + len(sender)))
-        + sender.encode()
-        + bytes((0xA0 + len(to),))
-        + to.encode()
-        + build_kind_prefix(kind)
-    )
+    texts = [bytes((0xA0 + len(text),)) + text.encode() for text in (sender, to)]
+    return b"\x93" + b"".join(texts) + build_kind_prefix(kind)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

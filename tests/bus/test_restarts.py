@@ -45,29 +45,6 @@ async def test_a_frame_is_held_until_it_is_acknowledged(join: Join) -> None:
     await until_acknowledged(a)
 
 
-@pytest.mark.slow
-async def test_a_new_incarnation_gets_unacknowledged_frames(join: Join) -> None:
-    """Hundreds of frames are in flight in both lanes. The sender sends more while the receiver is stopped."""
-    a, b = join("a"), join("b", epoch=1)
-    for number in range(300):
-        await a.send("b", call(number))
-        await a.send("b", lease_request(number))
-    taken = await receive_many(b, 100)
-    for delivery in taken:
-        b.acknowledge(delivery)
-    await wait_until(lambda: a.unacknowledged == {"b": 500})
-    await b.close()
-    await send_calls(a, "b", 100, first=300)
-    b = join("b", epoch=2)
-    received = [*taken, *await receive_many(b, 600)]
-    for lane, count in ((BULK, 400), (CONTROL, 300)):
-        assert [read_number(delivery) for delivery in received if delivery.lane == lane] == list(range(count))
-        b.acknowledge([delivery for delivery in received if delivery.lane == lane][-1])
-    await until_acknowledged(a)
-    assert b.waiting == 0
-    assert b.dropped == 0
-
-
 async def test_a_restored_receiver_gets_only_new_frames(join: Join) -> None:
     """The sender has no acknowledgement of the frames that the receiver has received."""
     a, b = join("a", epoch=4), join("b")

@@ -87,10 +87,6 @@ def parse_value(key: str, cell: str) -> object:
     return msgspec.convert(tomllib.loads(f"value = {code[1]}")["value"], find_annotation(RunConfig, key.split(".")))
 
 
-def get_value(run: RunConfig, key: str) -> object:
-    return attrgetter(key)(run)
-
-
 def list_keys(table: dict[str, Any], prefix: str = "") -> set[str]:
     keys: set[str] = set()
     for name, value in table.items():
@@ -119,25 +115,25 @@ class TestRow:
         assert rows()[key].reason.endswith(".")
 
     def test_the_default_equals_the_default_of_the_schema(self, key: str) -> None:
-        assert parse_value(key, rows()[key].default) == get_value(DEFAULT, key)
+        assert parse_value(key, rows()[key].default) == attrgetter(key)(DEFAULT)
 
     def test_a_value_of_the_report_is_the_default(self, key: str) -> None:
         report = rows()[key].report
         assert report != ""
         if report.startswith("`"):
-            assert parse_value(key, report) == get_value(DEFAULT, key)
+            assert parse_value(key, report) == attrgetter(key)(DEFAULT)
 
     def test_the_value_of_the_release_equals_the_value_of_the_preset(self, key: str) -> None:
         release = rows()[key].release
         if release == NOT_STATED:
             assert key not in PRESET_KEYS
-            assert get_value(RELEASE, key) == get_value(DEFAULT, key)
+            assert attrgetter(key)(RELEASE) == attrgetter(key)(DEFAULT)
         else:
-            assert parse_value(key, release) == get_value(RELEASE, key)
+            assert parse_value(key, release) == attrgetter(key)(RELEASE)
 
     def test_the_demo_has_a_value_exactly_where_it_differs_from_the_default(self, key: str) -> None:
-        demo, value = rows()[key].demo, get_value(DEMO, key)
-        assert (demo != "") == (value != get_value(DEFAULT, key))
+        demo, value = rows()[key].demo, attrgetter(key)(DEMO)
+        assert (demo != "") == (value != attrgetter(key)(DEFAULT))
         assert demo == "" or parse_value(key, demo) == value
 
 

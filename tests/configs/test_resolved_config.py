@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -26,10 +27,7 @@ RUNS = st.builds(
     runs_folder=st.text(),
     prepare=st.none()
     | st.builds(PrepareConfig, import_path=st.text(), parameters=st.fixed_dictionaries({"n": POSITIVE})),
-    dialogue=st.builds(
-        DialogueConfig,
-        max_turns=POSITIVE,
-    ),
+    dialogue=st.builds(DialogueConfig, max_turns=POSITIVE),
     sampling=st.builds(Sampling, temperature=st.floats(1e-9, 1e9)),
     evaluation=st.builds(EvaluationConfig, sampling=SAMPLINGS),
     rl=st.builds(RlConfig, rollouts=st.integers(2, 8).map(lambda half: 2 * half), prompts=st.integers(1, 1000)),
@@ -49,6 +47,22 @@ class TestResolved:
         path = tmp_path_factory.getbasetemp() / "resolved.toml"
         write_resolved(run, path)
         assert load_run(path) == run
+
+    @pytest.mark.parametrize(
+        "texts",
+        [
+            {"tools": (), "system": ""},
+            {"tools": (), "system": "Answer."},
+            {"system": "A\n{tools}\nB"},
+            {"tools": ("jupyter_code",), "system": 'Call {"name": "jupyter_code"}.', "instruction": "", "prefill": ""},
+            {"answer_open": "[A]", "answer_close": "[/A]", "turn_separator": ""},
+        ],
+    )
+    def test_loading_restores_the_texts_of_a_dialogue(self, tmp_path: Path, texts: dict[str, Any]):
+        run = RunConfig(name="a", dialogue=DialogueConfig(**texts))
+        assert not run.dialogue.has_default_texts
+        write_resolved(run, tmp_path / "run.toml")
+        assert load_run(tmp_path / "run.toml").dialogue == run.dialogue
 
     def test_the_resolved_file_contains_every_key_including_defaults(self, tmp_path: Path):
         path = tmp_path / "resolved.toml"
@@ -78,6 +92,7 @@ class TestDifferences:
         a, b = (RunConfig(name="r", sft=SftConfig(mixture=order)) for order in (files, files[::-1]))
         assert list_differences(a, b) == ["sft.mixture: order a, b -> b, a"]
 
+    @pytest.mark.slow
     @given(a=RUNS, b=RUNS)
     def test_only_cluster_and_health_can_differ_in_a_resumed_run(self, a: RunConfig, b: RunConfig):
         moved = msgspec.structs.replace(a, cluster=b.cluster, health=b.health)
@@ -86,6 +101,7 @@ class TestDifferences:
             line for line in list_differences(a, b) if not line.startswith(("cluster.", "health."))
         ]
 
+    @pytest.mark.slow
     @given(a=RUNS, b=RUNS)
     def test_differences_are_empty_exactly_if_configurations_are_equal(self, a: RunConfig, b: RunConfig):
         assert (list_differences(a, b) == []) == (a == b)

@@ -16,6 +16,7 @@ DATES = st.dates() | st.datetimes() | st.times()
 VALUES = st.recursive(SCALARS | DATES, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner), max_leaves=12)
 
 
+@pytest.mark.slow
 @given(table=st.dictionaries(TEXTS, VALUES))
 def test_a_table_is_read_back_unchanged(table: dict[str, Any]) -> None:
     assert tomllib.loads(encode_table(table)) == table

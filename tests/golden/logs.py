@@ -71,7 +71,7 @@ def list_lines(world: World, process: str) -> list[Line]:
     if process in world.logs:
         logged = world.logs[process].events
         return [Line(each.time, each.actor, each.epoch, each.number, decode(each.frame)) for each in logged]
-    received = [heard for (who, _), life in world.network.heard.items() if who == process for heard in life]
+    received = [pair for (who, _), pairs in world.network.received.items() if who == process for pair in pairs]
     return [Line(at, process, one.epoch, one.number, decode(one.frame)) for at, one in received]
 
 

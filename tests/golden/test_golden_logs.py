@@ -45,7 +45,8 @@ def write_log(folder: RunFolder, process: str, events: Sequence[Event], keep_ste
     log.on_commit = committed.put
     for left, event in zip(reversed(range(len(events))), events, strict=True):
         trajectories = get_trajectory_ids(decode(event.frame).message)
-        seq = log.append(event.time, event.actor, event.sender, event.kind, trajectories, event.frame)
+        fields = (event.time, event.actor, event.sender, event.kind, trajectories)
+        seq = log.append(*fields, event.frame, epoch=event.epoch, number=event.number)
         if keep_steps and (event.kind == "StepTrained" or left < 5):
             while committed.get() < seq:
                 pass

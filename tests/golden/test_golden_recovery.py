@@ -12,7 +12,6 @@ from asterism.actors.runtime.decider_process import ProcessIncarnation, decide_u
 from asterism.actors.runtime.wiring import list_generators
 from asterism.bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
 from asterism.bus.event_log.records import Event
-from asterism.bus.event_log.writer import EventLog
 from asterism.bus.lanes import select_lane
 from asterism.bus.messages import AnyMessage, BufferCursor, RunFinished, RunStarted, Shutdown
 from asterism.bus.process.heartbeat import Heartbeat, receiving_heartbeats
@@ -20,8 +19,9 @@ from asterism.bus.transport.in_process import Hub, make_in_process_bus_factory
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.machines import SupervisionConfig
 from asterism.configs.schema.run_config import RunConfig
-from asterism.policies.decider import Send
+from tests.actors.runtime.test_decider_process import NullObserver
 from tests.golden.logs import read, rebuild_world
+from tests.golden.test_golden_logs import write_log
 
 TIMEOUT_S = 30.0
 FREQUENT, RARE = (
@@ -30,13 +30,6 @@ FREQUENT, RARE = (
 )
 NUM_HEARTBEATS = 2  # heartbeats of the first incarnation after the replay; the second incarnation sends fewer
 NUM_FRAMES_BEFORE = 44  # frames that the head sent to the launcher before RunFinished in the simulated run
-
-
-class NullObserver:
-    quiet = False
-
-    def on_decision(self, now: float, event: AnyMessage, effects: Sequence[Send]) -> None:
-        pass
 
 
 async def run_head(run: RunConfig, folder: RunFolder, hub: Hub, incarnation: ProcessIncarnation) -> None:
@@ -86,11 +79,7 @@ def test_the_launcher_receives_run_finished_from_a_recovered_head(tmp_path: Path
     events = events[: last[0].seq - 1]
     folder = RunFolder(tmp_path)
     folder.sockets.mkdir()
-    log = EventLog(folder.events / f"{HEAD}.sqlite")
-    for each in events:
-        fields = (each.time, each.actor, each.sender, each.kind, each.trajectory)
-        log.append(*fields, each.frame, epoch=each.epoch, number=each.number)
-    log.close()
+    write_log(folder, HEAD, events)
     try:
         asyncio.run(asyncio.wait_for(run_head_twice(source.run, folder, events, last), TIMEOUT_S))
     finally:

@@ -23,6 +23,10 @@ def joined(number: int, incarnation: int) -> msg.EngineJoined:
     return msg.EngineJoined(f"generator-{number}", 1024, 16, version=-1, incarnation=incarnation)
 
 
+def to_engines(message: msg.AnyMessage) -> list[Send]:
+    return [Send(engine, message) for engine in ENGINES]
+
+
 class RecipeDriver:
     """A recipe with two engines after the start of its run."""
 

@@ -24,10 +24,8 @@ def find_step(options: EarlyStoppingConfig, steps: list[msg.StepOutcome]) -> tup
 
 def test_a_plateau_of_the_reward_is_found_at_the_end_of_its_window() -> None:
     # The mean reward is 0.525 in the window that ends at step 6, and 0.45 in the previous window.
-    assert find_step(PLATEAU, outcomes(RISING_THEN_FLAT)) == (
-        6,
-        "the reward changes by +0.0750 (early_stopping.min_reward_gain)",
-    )
+    cause = "the reward changes by +0.0750 (early_stopping.min_reward_gain)"
+    assert find_step(PLATEAU, outcomes(RISING_THEN_FLAT)) == (6, cause)
 
 
 def test_the_share_at_the_length_limit_counts_only_after_min_steps() -> None:
@@ -43,9 +41,8 @@ def test_an_outcome_has_means_over_the_finished_trajectories() -> None:
     )
     collected = msg.StepCollected(3, 4, counts, {}, msg.BufferCursor())
     assert describe_outcome(collected) == msg.StepOutcome(3, 0.25, 0.5)
-    assert describe_outcome(msg.StepCollected(3, 0, msg.StepCounts(), {}, msg.BufferCursor())) == msg.StepOutcome(
-        3, 0.0, 0.0
-    )
+    empty = msg.StepCollected(3, 0, msg.StepCounts(), {}, msg.BufferCursor())
+    assert describe_outcome(empty) == msg.StepOutcome(3, 0.0, 0.0)
 
 
 class Run(RecipeDriver):

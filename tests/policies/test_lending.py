@@ -6,7 +6,7 @@ import pytest
 from asterism.bus import messages as msg
 from asterism.policies.decider import Send
 from asterism.policies.step_evaluations import EvaluationPlan
-from tests.policies.recipes import ENGINES, RecipeDriver, joined, loaded, weights
+from tests.policies.recipes import ENGINES, RecipeDriver, joined, loaded, to_engines, weights
 
 
 def make_asleep(engine: str, version: int, learner: int = 1, incarnation: int = 1) -> msg.EngineAsleep:
@@ -35,9 +35,7 @@ def grant_memory() -> RecipeDriver:
 
 def test_memory_is_granted_when_every_engine_is_asleep() -> None:
     driver = start_recipe()
-    assert driver.decide(msg.GpuMemoryRequested(1, -1)) == [
-        Send(engine, msg.EngineSleepRequested(1, -1)) for engine in ENGINES
-    ]
+    assert driver.decide(msg.GpuMemoryRequested(1, -1)) == to_engines(msg.EngineSleepRequested(1, -1))
     assert driver.decide(make_asleep("generator-1", -1)) == []
     assert driver.recipe.state.awake_engines == ["generator-0"]
     assert driver.decide(make_asleep("generator-0", -1)) == [Send("learner", msg.GpuMemoryGranted(1, -1))]
@@ -45,9 +43,7 @@ def test_memory_is_granted_when_every_engine_is_asleep() -> None:
 
 def test_new_weights_end_the_handover_and_the_next_step_starts() -> None:
     driver = start_recipe()
-    assert driver.decide(*list_asleep(-1), weights(0)) == [
-        Send(engine, weights(0, incarnation=1)) for engine in ENGINES
-    ]
+    assert driver.decide(*list_asleep(-1), weights(0)) == to_engines(weights(0, incarnation=1))
     effects = driver.decide(loaded(0, 0), loaded(1, 0))
     assert Send("head/buffer", msg.StepRequested(1, 0)) in effects
 
@@ -89,21 +85,19 @@ def test_the_handover_waits_for_a_new_incarnation_of_a_sleeping_engine() -> None
 
 def test_a_restarted_learner_requests_memory_again_and_can_repeat_weights() -> None:
     driver = grant_memory()
-    assert driver.decide(msg.GpuMemoryRequested(2, -1)) == [
-        Send(engine, msg.EngineSleepRequested(2, -1)) for engine in ENGINES
-    ]
+    assert driver.decide(msg.GpuMemoryRequested(2, -1)) == to_engines(msg.EngineSleepRequested(2, -1))
     for engine in ENGINES:  # a late answer to the request of the learner's first incarnation
         with pytest.raises(msg.ProtocolError):
             driver.decide(make_asleep(engine, -1))
     effects = driver.decide(*(make_asleep(engine, -1, learner=2) for engine in ENGINES))
     assert effects == [Send("learner", msg.GpuMemoryGranted(2, -1))]
-    assert driver.decide(weights(0)) == [Send(engine, weights(0, incarnation=1)) for engine in ENGINES]
+    assert driver.decide(weights(0)) == to_engines(weights(0, incarnation=1))
 
 
 def test_older_weights_do_not_end_the_handover() -> None:
     driver = grant_memory()
     assert driver.decide(weights(0)) == []
-    assert driver.decide(weights(1)) == [Send(engine, weights(1, incarnation=1)) for engine in ENGINES]
+    assert driver.decide(weights(1)) == to_engines(weights(1, incarnation=1))
 
 
 def test_weights_do_not_end_a_handover_before_the_memory_is_granted() -> None:

@@ -4,14 +4,17 @@ import pytest
 from msgspec.structs import replace
 
 from asterism.bus import messages as msg
+from asterism.bus.addresses import BUFFER
 from asterism.configs.schema.algorithm import GREEDY, Sampling
 from asterism.configs.schema.success import SuccessRule
+from asterism.policies.decider import Send
 from asterism.policies.groups.counts import add_trajectory
 from asterism.policies.recorder import Recorder
 from asterism.policies.step_evaluations import EvaluationPlan
 from asterism.policies.step_metrics import compute_staleness_metrics
 from tests.fakes import evaluated, start_group
 from tests.policies.groups.finished import finished
+from tests.policies.health.histories import list_step_events
 from tests.policies.recipes import RecipeDriver, joined, loaded, weights
 
 
@@ -21,24 +24,21 @@ def recipe(steps: int = 2, questions: int = 5, max_staleness: int = 0) -> Recipe
 
 def test_a_step_begins_only_when_every_engine_holds_the_weights() -> None:
     decider = recipe(questions=0)
-    decider.decide(weights(0))
-    assert not [e for e in decider.decide(loaded(0, 0)) if e.to == "head/buffer"]
-    last = decider.decide(loaded(1, 0))
-    assert msg.StepRequested(1, 0) in [effect.message for effect in last]
+    assert not [send for send in decider.decide(weights(0), loaded(0, 0)) if send.to == BUFFER]
+    assert Send(BUFFER, msg.StepRequested(1, 0)) in decider.decide(loaded(1, 0))
 
 
 def test_a_run_has_its_evaluations_before_and_after_its_steps() -> None:
     decider = recipe()
     assert decider.publish(0) == [msg.EvaluationRequested("start_sampled", Sampling(), 5, 0)]
-    (effect,) = decider.decide(evaluated("start_sampled"))
-    assert effect.message == msg.EvaluationRequested("start_greedy", GREEDY, 5, 0)
+    requested = msg.EvaluationRequested("start_greedy", GREEDY, 5, 0)
+    assert decider.decide(evaluated("start_sampled")) == [Send(BUFFER, requested)]
     messages = [e.message for e in decider.decide(evaluated("start_greedy"))]
     assert messages == [msg.StepRequested(1, 0), msg.StepRequested(1, 0)]  # to the recorder and the buffer
     assert decider.publish(1) == [msg.StepRequested(2, 1)]
     assert decider.publish(2) == [msg.EvaluationRequested("end_sampled", Sampling(), 5, 2)]
     decider.decide(evaluated("end_sampled"))
-    (effect,) = decider.decide(evaluated("end_greedy"))
-    assert (effect.to, effect.message) == ("head/buffer", msg.RunFinished(2))
+    assert decider.decide(evaluated("end_greedy")) == [Send(BUFFER, msg.RunFinished(2))]
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,12 @@ def test_a_version_counts_when_the_slowest_engine_has_loaded_it() -> None:
     """The learner can have published later versions by then."""
     decider = recipe(steps=5, questions=0, max_staleness=1)
     decider.publish(0)
-    decider.decide(weights(1))
-    decider.decide(weights(2))
+    decider.decide(weights(1), weights(2))
     for version in (1, 2):
         assert not decider.decide(loaded(0, version))
     for version in (1, 2):
-        sent = decider.decide(loaded(1, version))
-        assert [each.message for each in sent if each.to == "head/buffer"] == [msg.StepRequested(version + 2, version)]
+        sent = [each.message for each in decider.decide(loaded(1, version)) if each.to == BUFFER]
+        assert sent == [msg.StepRequested(version + 2, version)]
 
 
 def test_the_last_evaluation_waits_for_the_last_weights() -> None:
@@ -91,21 +90,17 @@ def test_the_last_evaluation_waits_for_the_last_weights() -> None:
 
 def test_the_run_does_not_wait_for_an_engine_that_has_left() -> None:
     decider = recipe(questions=0)
-    decider.decide(weights(0))
-    decider.decide(loaded(0, 0))
-    sent = [effect.message for effect in decider.decide(msg.EngineLeft("generator-1", "killed", 1))]
-    assert msg.StepRequested(1, 0) in sent
+    sent = decider.decide(weights(0), loaded(0, 0), msg.EngineLeft("generator-1", "killed", 1))
+    assert Send(BUFFER, msg.StepRequested(1, 0)) in sent
 
 
 def test_the_run_waits_until_a_rejoined_engine_has_the_newest_weights() -> None:
     decider = recipe(questions=0)
     decider.publish(0)
-    decider.decide(msg.EngineLeft("generator-1", "killed", 1))
-    assert [(send.to, send.message) for send in decider.decide(joined(1, 2))] == [
-        ("generator-1", weights(0, incarnation=2))
-    ]
-    sent = [(send.to, send.message) for send in decider.decide(weights(1))]
-    assert sent == [("generator-0", weights(1, incarnation=1)), ("generator-1", weights(1, incarnation=2))]
+    sent = decider.decide(msg.EngineLeft("generator-1", "killed", 1), joined(1, 2))
+    assert sent == [Send("generator-1", weights(0, incarnation=2))]
+    sent = decider.decide(weights(1))
+    assert sent == [Send("generator-0", weights(1, incarnation=1)), Send("generator-1", weights(1, incarnation=2))]
     assert not decider.decide(loaded(0, 1))
     assert not decider.decide(loaded(1, 0, 2))
     assert decider.decide(loaded(1, 1, 2))
@@ -135,37 +130,24 @@ def test_repeated_messages_of_a_restarted_learner_count_once() -> None:
     decider.decide(loaded(0, 1))
     assert not decider.decide(msg.StepTrained(1, {}))
     again = replace(weights(1), path="/dev/shm/elsewhere")
-    assert [(send.to, send.message) for send in decider.decide(again)] == [
-        ("generator-1", replace(again, incarnation=1))
-    ]
-    assert msg.StepRequested(2, 1) in [send.message for send in decider.decide(loaded(1, 1))]
+    assert decider.decide(again) == [Send("generator-1", replace(again, incarnation=1))]
+    assert Send(BUFFER, msg.StepRequested(2, 1)) in decider.decide(loaded(1, 1))
 
 
 def test_a_version_that_was_trained_again_with_other_bits_is_sent_to_every_engine() -> None:
     decider = recipe(questions=0)
     decider.publish(0)
-    decider.decide(weights(1))
-    decider.decide(loaded(0, 1))
+    decider.decide(weights(1), loaded(0, 1))
     again = replace(weights(1), digest="other")
     assert [send.to for send in decider.decide(again)] == ["generator-0", "generator-1"]
     assert not decider.decide(loaded(1, 1))
-    assert msg.StepRequested(2, 1) in [send.message for send in decider.decide(loaded(0, 1))]
+    assert Send(BUFFER, msg.StepRequested(2, 1)) in decider.decide(loaded(0, 1))
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        loaded(0, 7),
-        loaded(0, 0, 2),
-        loaded(7, 0),
-        weights(-1),
-        evaluated("end_greedy"),
-    ],
-)
+@pytest.mark.parametrize("event", [loaded(0, 7), loaded(0, 0, 2), loaded(7, 0), weights(-1), evaluated("end_greedy")])
 def test_unexpected_messages_are_refused(event: msg.AnyMessage) -> None:
     decider = recipe()
-    decider.decide(weights(0))
-    decider.decide(loaded(0, 0))
+    decider.decide(weights(0), loaded(0, 0))
     before = decider.recipe.get_state_after(event)
     with pytest.raises(msg.ProtocolError):
         decider.decide(event)
@@ -186,10 +168,10 @@ def test_each_component_of_a_reward_is_averaged_over_the_trajectories_that_have_
     ):
         trajectory = finished(number, reward, components=components)
         counts = add_trajectory(counts, start_group(), trajectory, SuccessRule(limit=0.25))
-    recorder.decide(0.0, msg.StepRequested(1, 0))
-    recorder.decide(1.0, msg.StepCollected(1, 1, counts, {}, msg.BufferCursor()))
-    recorder.decide(1.0, msg.StepTrained(1, {}))
-    values = record(recorder, 1.0, msg.WeightsSynced(1)).values
+    *events, synced = list_step_events(1, counts)
+    for event in events:
+        recorder.decide(0.0, event)
+    values = record(recorder, 1.0, synced).values
     found = {
         name: values[name] for name in ("reward", "reward: tests", "reward: style", "positive_share", "ended: answered")
     }
@@ -276,12 +258,8 @@ def test_an_evaluation_has_its_version_and_the_figures_of_each_set() -> None:
     recorder = Recorder(steps=5)
     sets = {"easy": msg.TaskCounts(trajectories=4, trajectories_failed=1, positives=1, reward=0.5, response_tokens=8)}
     line = record(recorder, 0.0, evaluated("step_sampled", 4, sets=sets))
-    assert (line.step, line.label, line.values["version"], line.values["other_version_tokens"]) == (
-        4,
-        "step_sampled",
-        4.0,
-        0.0,
-    )
+    assert (line.step, line.label) == (4, "step_sampled")
+    assert (line.values["version"], line.values["other_version_tokens"]) == (4.0, 0.0)
     assert {name: value for name, value in line.values.items() if name.startswith("set ")} == {
         "set easy: accuracy": 0.25,
         "set easy: reward": 0.125,

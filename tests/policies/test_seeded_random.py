@@ -1,6 +1,7 @@
 from random import Random
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,6 +47,7 @@ def test_epochs_differ_in_their_order() -> None:
     assert first != second
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.floats(0.1, 10)), min_size=1, max_size=5),
     st.integers(1, 300),

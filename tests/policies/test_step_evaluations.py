@@ -10,7 +10,7 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.decider import Send
 from asterism.policies.step_evaluations import EvaluationPlan
 from tests.fakes import evaluated
-from tests.policies.recipes import ENGINES, RecipeDriver, joined, loaded, weights
+from tests.policies.recipes import ENGINES, RecipeDriver, joined, loaded, to_engines, weights
 
 PLAN = EvaluationPlan(steps=9, questions=5, intervals=(2,))
 TRUNCATED = Sampling(temperature=0.6, top_p=0.9, top_k=20)
@@ -32,6 +32,13 @@ class EvaluationDriver(RecipeDriver):
         return self.decide(evaluated(label, version))
 
 
+def start_evaluation() -> EvaluationDriver:
+    """Return a driver during the evaluation of version 2."""
+    driver = EvaluationDriver(first_step=2)
+    driver.publish(2)
+    return driver
+
+
 def evaluation(version: int) -> msg.EvaluationRequested:
     return msg.EvaluationRequested("step_sampled", Sampling(), 5, version)
 
@@ -44,23 +51,20 @@ def test_an_evaluation_is_requested_every_n_steps_together_with_the_next_step() 
 
 
 def test_newer_weights_wait_for_the_end_of_the_evaluation() -> None:
-    driver = EvaluationDriver(first_step=2)
-    driver.publish(2)
+    driver = start_evaluation()
     assert driver.announce(3) == []
-    assert driver.end_evaluation(2) == [Send(engine, weights(3, 1)) for engine in ENGINES]
+    assert driver.end_evaluation(2) == to_engines(weights(3, 1))
     assert driver.load(3) == [msg.StepRequested(4, 3)]
 
 
 def test_an_evaluation_that_ends_before_the_training_delays_nothing() -> None:
-    driver = EvaluationDriver(first_step=2)
-    driver.publish(2)
+    driver = start_evaluation()
     assert driver.end_evaluation(2) == []
     assert driver.announce(3) == [*ENGINES]
 
 
 def test_an_engine_that_joins_during_an_evaluation_gets_the_evaluated_weights() -> None:
-    driver = EvaluationDriver(first_step=2)
-    driver.publish(2)
+    driver = start_evaluation()
     driver.announce(3)
     driver.decide(msg.EngineLeft("generator-1", "killed", 1))
     assert driver.decide(joined(1, 2)) == [Send("generator-1", weights(2, 2))]
@@ -68,8 +72,7 @@ def test_an_engine_that_joins_during_an_evaluation_gets_the_evaluated_weights() 
 
 
 def test_the_newest_weights_are_sent_if_no_engine_has_the_weights_under_evaluation() -> None:
-    driver = EvaluationDriver(first_step=2)
-    driver.publish(2)
+    driver = start_evaluation()
     driver.announce(3)
     for engine in ENGINES:
         driver.decide(msg.EngineLeft(engine, "killed", 1))
@@ -85,9 +88,9 @@ def test_with_staleness_each_due_version_is_loaded_and_evaluated_in_turn() -> No
     driver = EvaluationDriver(PLAN._replace(intervals=(1,)), max_staleness=1)
     assert driver.publish(1) == [evaluation(1), msg.StepRequested(2, 1), msg.StepRequested(3, 1)]
     assert driver.announce(2) == driver.announce(3) == []
-    assert driver.end_evaluation(1) == [Send(engine, weights(2, 1)) for engine in ENGINES]
+    assert driver.end_evaluation(1) == to_engines(weights(2, 1))
     assert driver.load(2) == [evaluation(2), msg.StepRequested(4, 2)]
-    assert driver.end_evaluation(2) == [Send(engine, weights(3, 1)) for engine in ENGINES]
+    assert driver.end_evaluation(2) == to_engines(weights(3, 1))
 
 
 def test_a_restarted_learner_skips_evaluations_that_have_not_begun() -> None:
@@ -99,13 +102,12 @@ def test_a_restarted_learner_skips_evaluations_that_have_not_begun() -> None:
         driver.announce(version)
     driver.decide(msg.StepTrained(1, {}))
     assert driver.announce(3) == []
-    assert driver.end_evaluation(1) == [Send(engine, weights(3, 1)) for engine in ENGINES]
+    assert driver.end_evaluation(1) == to_engines(weights(3, 1))
     assert driver.load(3)[0] == evaluation(3)
 
 
 def test_weights_under_evaluation_that_are_published_again_are_not_evaluated_again() -> None:
-    driver = EvaluationDriver(first_step=2)
-    driver.publish(2)
+    driver = start_evaluation()
     again = replace(weights(2), path="/dev/shm/elsewhere")
     assert driver.decide(again) == []
     driver.end_evaluation(2)
@@ -114,11 +116,10 @@ def test_weights_under_evaluation_that_are_published_again_are_not_evaluated_aga
 
 
 def test_engines_keep_their_memory_until_the_evaluation_ends() -> None:
-    driver = EvaluationDriver(first_step=2)
-    driver.publish(2)
+    driver = start_evaluation()
     assert driver.decide(msg.GpuMemoryRequested(1, 3)) == []
     request = msg.EngineSleepRequested(1, 3)
-    assert driver.end_evaluation(2) == [Send(engine, request) for engine in ENGINES]
+    assert driver.end_evaluation(2) == to_engines(request)
     driver.decide(msg.EngineAsleep("generator-0", 1, request))
     assert driver.decide(msg.EngineAsleep("generator-1", 1, request)) == [Send("learner", msg.GpuMemoryGranted(1, 3))]
     assert driver.announce(3) == [*ENGINES]

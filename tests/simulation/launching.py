@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from asterism.actors.launch.child_processes import ChildProcess, ChildProcesses
+from asterism.actors.launch.child_processes import ChildProcess
 from asterism.actors.launch.executor_registry import ExecutorRegistry
 from asterism.actors.launch.launcher import compute_link_epoch
 from asterism.actors.launch.supervisor import Program, Supervisor
@@ -17,10 +17,9 @@ from asterism.actors.runtime.wiring import list_executors, list_generators
 from asterism.bus import messages as msg
 from asterism.bus.addresses import HEAD, LEARNER, ROLLOUT, parse_process
 from asterism.bus.bus import Bus
-from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.machines import SupervisionConfig
 from asterism.configs.schema.run_config import RunConfig
-from tests.simulation.processes import SimulatedProcess
+from tests.simulation.processes import SimulatedChildren, SimulatedProcess
 
 _NEVER_S = 1e9
 _SETTINGS = SupervisionConfig(  # no heartbeat timeouts and practically unlimited restarts
@@ -35,17 +34,14 @@ _SETTINGS = SupervisionConfig(  # no heartbeat timeouts and practically unlimite
 StartProcess = Callable[[str, int, int], SimulatedProcess]  # arguments: process name, incarnation number, session
 
 
-class SimulatedChildren(ChildProcesses):
+class LaunchedChildren(SimulatedChildren):
     def __init__(self, begin: StartProcess) -> None:
-        super().__init__(RunFolder(Path()))
+        super().__init__(Path())
         self._start_process = begin
 
-    async def spawn(self, name: str, argv: Sequence[str], environment: object) -> ChildProcess:
+    def start_process(self, name: str, argv: Sequence[str]) -> SimulatedProcess:
         incarnation, session = argv
-        process = self._start_process(name, int(incarnation), int(session))
-        child = ChildProcess(name, process, Path(name), Path(name))  # pyright: ignore[reportArgumentType]
-        self._children[name] = child
-        return child
+        return self._start_process(name, int(incarnation), int(session))
 
     async def kill(self, name: str) -> None:
         raise AssertionError(f"{name} did not end after Shutdown")
@@ -60,7 +56,7 @@ class Launch:
         self.rescheduled: list[msg.CallsRescheduled] = []
         self._finished: asyncio.Future[msg.RunFinished] = asyncio.get_running_loop().create_future()
         self._following: asyncio.Future[None]
-        self.children = SimulatedChildren(begin)
+        self.children = LaunchedChildren(begin)
         self.executing = ExecutorRegistry(list_executors(run), (ROLLOUT,), bus, self._build_argv_with_epoch)
         working = {
             name: Program(partial(self._build_argv_with_epoch, name), on_exit=self._engine_left)

@@ -11,7 +11,7 @@ from asterism.actors.runtime.decider_loop import DeciderLoop
 from asterism.actors.runtime.decider_process import resume_from_log
 from asterism.actors.runtime.recovery import Recovery
 from asterism.actors.runtime.wiring import list_executors
-from asterism.bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
+from asterism.bus.addresses import ARBITER, HEAD, LAUNCHER, LEARNER, RECIPE, RECORDER, ROLLOUT
 from asterism.bus.codec import encode
 from asterism.bus.messages import BufferCursor, Envelope, RunStarted
 from asterism.engine.learner.engine_gpu_memory import EngineGpuMemory
@@ -82,17 +82,8 @@ async def _run_generator(world: World, incarnation: Incarnation) -> None:
         evictions=world.faults.evictions,
         oversold=world.run.arbiter.policy not in ("worst_case", "kv_lookahead"),
     )
-    clock = asyncio.get_running_loop().time
-    await Generator(
-        incarnation.name,
-        world.join(incarnation),
-        engine,
-        f"{HEAD}/arbiter",
-        incarnation.number,
-        clock,
-        f"{HEAD}/recipe",
-        f"{HEAD}/recorder",
-    ).run()
+    receivers = (ARBITER, incarnation.number, asyncio.get_running_loop().time, RECIPE, RECORDER)
+    await Generator(incarnation.name, world.join(incarnation), engine, *receivers).run()
 
 
 async def _run_executor(world: World, incarnation: Incarnation) -> None:

@@ -46,11 +46,14 @@ class SimulatedChildren(ChildProcesses):
 
     async def spawn(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> ChildProcess:
         self.started.append(SimulatedStart(asyncio.get_running_loop().time(), name, argv, environment))
-        process = self.processes[name] = SimulatedProcess()
+        process = self.processes[name] = self.start_process(name, argv)
         output, reason = self._outputs / f"{name}.out", self._outputs / f"{name}.exit"
         child = ChildProcess(name, process, output, reason)  # pyright: ignore[reportArgumentType]
         self._children[name] = child
         return child
+
+    def start_process(self, name: str, argv: Sequence[str]) -> SimulatedProcess:
+        return SimulatedProcess()
 
     async def kill(self, name: str) -> None:
         self.processes[name].end(-9)

@@ -1,29 +1,35 @@
 """Whole runs under a virtual clock, with evaluations during the rollouts."""
 
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 import pytest
 
 from asterism.bus import messages as msg
 from asterism.bus.addresses import HEAD, ROLLOUT
-from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.schema_tree import replace_keys
 from tests.simulation.invariants import check, check_the_counts, launches, messages, select
 from tests.simulation.seeds import select_seeds
 from tests.simulation.small_run import SMALL
 from tests.simulation.world import Faults, World
 
+pytestmark = pytest.mark.slow
+
 RUN = replace_keys(
     SMALL, {"learner.checkpoints.every": 1, "rl.steps": 5, "evaluation.questions": 4, "evaluation.every": 2}
 )
-COLOCATED = replace_keys(RUN, {"engine.kind": "sglang", "sglang.colocate": True})
-AHEAD = replace_keys(RUN, {"rl.max_staleness": 1, "evaluation.every": 1})
-SEEDS = select_seeds(40, fast=(1,), per_change=4)
+RUNS = {
+    "split": RUN,
+    "colocated": replace_keys(RUN, {"engine.kind": "sglang", "sglang.colocate": True}),
+    "ahead": replace_keys(RUN, {"rl.max_staleness": 1, "evaluation.every": 1}),
+}
+FAULTS = Faults(engine_deaths=0.05, learner_deaths=0.05, decider_deaths=0.002, lags=0.01, disasters=0.01)
 
 
-def simulate(run: RunConfig, seed: int, failure_rate: float = 0.0, faults: Faults | None = None) -> World:
-    world = World(run, seed, failure_rate, faults).play()
+@cache
+def simulate(name: str, seed: int) -> World:
+    world = World(RUNS[name], seed, failure_rate=0.0).play()
     check(world)
     return world
 
@@ -42,19 +48,15 @@ def iter_answers(world: World) -> Iterator[tuple[msg.StartGroup, msg.TrajectoryF
             yield groups[each.group_id], each
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", select_seeds(40, fast=(1,), per_change=1))
 @pytest.mark.parametrize(
-    ("run", "versions"),
-    [
-        pytest.param(RUN, [2, 4], id="split", marks=pytest.mark.slow),
-        pytest.param(COLOCATED, [2, 4], id="colocated", marks=pytest.mark.slow),
-        pytest.param(AHEAD, [1, 2, 3, 4], id="ahead"),
-    ],
+    ("name", "versions"),
+    [("split", [2, 4]), ("colocated", [2, 4]), ("ahead", [1, 2, 3, 4])],
 )
 def test_each_due_version_is_evaluated_once_with_only_its_own_weights(
-    run: RunConfig, versions: list[int], seed: int
+    name: str, versions: list[int], seed: int
 ) -> None:
-    world = simulate(run, seed)
+    world = simulate(name, seed)
     check_the_counts(world)
     evaluations = list_evaluations(world, "step_sampled")
     assert [each.version for each in evaluations] == versions
@@ -72,10 +74,9 @@ def test_each_due_version_is_evaluated_once_with_only_its_own_weights(
     assert tokens == 4 * len(versions)
 
 
-@pytest.mark.slow
 def test_rollouts_do_not_wait_for_an_evaluation() -> None:
     """The next training step is requested right after the evaluation is requested."""
-    world = simulate(RUN, 1)
+    world = simulate("split", 1)
     (launch,) = launches(world, HEAD)
     received = [event for event in launch if event.actor == "buffer"]
     overlapping = 0
@@ -87,14 +88,11 @@ def test_rollouts_do_not_wait_for_an_evaluation() -> None:
     assert overlapping == 2
 
 
-FAULTS = Faults(engine_deaths=0.05, learner_deaths=0.05, decider_deaths=0.002, lags=0.01, disasters=0.01)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("run", [RUN, COLOCATED, AHEAD], ids=["split", "colocated", "ahead"])
-@pytest.mark.parametrize("seed", select_seeds(200, fast=(1, 2), per_change=6))
-def test_a_run_with_evaluations_ends_in_spite_of_faults(run: RunConfig, seed: int) -> None:
-    world = simulate(run, seed, 0.03, FAULTS)
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("seed", select_seeds(200, fast=(1, 2), per_change=0))
+def test_a_run_with_evaluations_ends_in_spite_of_faults(name: str, seed: int) -> None:
+    world = World(RUNS[name], seed, 0.03, FAULTS).play()
+    check(world)
     evaluations = list_evaluations(world, "step_sampled")
     assert len({each.version for each in evaluations}) == len(evaluations)
-    assert {each.step for each in select(world.logs[HEAD].events, msg.StepCollected)} == set(range(1, run.rl.steps + 1))
+    assert {each.step for each in select(world.logs[HEAD].events, msg.StepCollected)} == set(range(1, RUN.rl.steps + 1))

@@ -19,6 +19,8 @@ from tests.simulation.seeds import select_seeds
 from tests.simulation.small_run import SMALL
 from tests.simulation.world import Faults, World
 
+pytestmark = pytest.mark.slow
+
 RUN = replace_keys(
     SMALL,
     {
@@ -29,7 +31,7 @@ RUN = replace_keys(
 KILLS = 0.3  # kills per second for each executor; calls of 4 s rarely finish
 LAGS = 0.05  # some answers arrive after the loss of their executor
 COVERING_SEEDS = (3, 6)  # together, these seeds cover all tested faults
-SEEDS = select_seeds(80, fast=COVERING_SEEDS[:1], per_change=8)
+SEEDS = select_seeds(80, fast=COVERING_SEEDS[:1], per_change=4)
 
 
 @cache
@@ -40,7 +42,6 @@ def live(seed: int, failure_rate: float = 0.05) -> World:
     return world
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_trajectory_ends_once_under_kills(seed: int) -> None:
     world = live(seed)
@@ -52,7 +53,6 @@ def test_every_trajectory_ends_once_under_kills(seed: int) -> None:
     assert [batch.step for batch in world.batches] == [1, 2, 3]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_call_is_answered_twice_and_late_answers_are_accepted(seed: int) -> None:
     world = live(seed)
@@ -101,7 +101,6 @@ def test_a_moved_notebook_continues_its_cell_numbers(seed: int) -> None:
         assert cells == list(range(1, len(cells) + 1))
 
 
-@pytest.mark.slow
 def test_the_seeds_cover_the_tested_faults() -> None:
     """The faults are late answers, rescheduled calls, waiting calls and lost trajectories."""
     worlds = [live(seed) for seed in COVERING_SEEDS]
@@ -112,7 +111,6 @@ def test_the_seeds_cover_the_tested_faults() -> None:
     assert sum(replay_answers(world, events)[2] for world in worlds for events in launches(world, ROLLOUT)) > 0
 
 
-@pytest.mark.slow
 def test_executors_share_the_load_and_lose_no_trajectory_without_kills() -> None:
     share: Counter[str] = Counter()
     for seed in (1, 2):

@@ -23,7 +23,7 @@ def live(seed: int, failure_rate: float) -> World:
     return World(SMALL, seed, failure_rate).play()
 
 
-SEEDS = select_seeds(60, fast=(1,), per_change=7)
+SEEDS = select_seeds(60, fast=(1,), per_change=3)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -22,6 +22,8 @@ from tests.simulation.invariants import launches, select
 from tests.simulation.seeds import select_seeds
 from tests.simulation.world import World
 
+pytestmark = pytest.mark.slow
+
 TOUCH = ToolSchema("touch", "Touch it.", {"type": "object", "properties": {}})
 DESCRIPTIONS = {
     "environment": TaskDescription("environment", (TOUCH,), is_replayable=True),
@@ -46,7 +48,6 @@ def live(seed: int) -> World:
     return campaign.play(world_of(seed))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_moved_instance_continues_its_numbers(seed: int) -> None:
     """All invariants of a run hold, and the numbers in the texts of each trajectory are consecutive.
@@ -63,7 +64,6 @@ def test_a_moved_instance_continues_its_numbers(seed: int) -> None:
         assert trajectory.environment.rewards.get("seen", 0.0) <= 0.5 * (len(trajectory.environment.calls))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_trajectories_of_all_tasks_add_up_to_those_of_a_step(seed: int) -> None:
     world = live(seed)
@@ -72,7 +72,6 @@ def test_the_trajectories_of_all_tasks_add_up_to_those_of_a_step(seed: int) -> N
         assert counted == step["trajectories"]
 
 
-@pytest.mark.slow
 def test_the_seeds_cover_the_tested_faults() -> None:
     """Some instances are restored, and some trajectories of dialogues fail because their instance is lost."""
     causes: Counter[str] = Counter()

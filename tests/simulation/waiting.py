@@ -42,17 +42,5 @@ def _describe_decider(decider: object) -> Iterator[str]:
         for holding in decider.ledger.accounts.values():
             if holding.state == "waiting":
                 yield f"trajectory {holding.trajectory_id} waits for room since {holding.waiting_since:.3f} s"
-    elif isinstance(decider, GroupBuffer):
-        for step, collection in decider.state.steps.items():
-            yield f"step {step} waits for the groups {sorted(collection.open_groups)}"
-        if decider.state.evaluation is not None:
-            yield f"an evaluation waits for the groups {sorted(decider.state.evaluation.open_groups)}"
-    elif isinstance(decider, Recipe):
-        if (loan := decider.state.open_handover) is not None:
-            yield f"the recipe lends memory: {loan}"
-        newest = decider.state.version
-        for name, engine in decider.state.engines.items():
-            if engine.loaded_version < newest:
-                yield f"the recipe waits for {name}/{engine.incarnation} to load version {newest}"
-        if decider.state.synced_version >= decider.state.last_trained_step:
-            yield f"the recipe has trained step {decider.state.last_trained_step}, and waits for the next or for evaluations {decider.state.pending_evaluations}"
+    elif isinstance(decider, GroupBuffer | Recipe):
+        yield f"the state of the {type(decider).__name__} is {decider.state}"

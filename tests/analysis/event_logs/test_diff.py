@@ -172,26 +172,33 @@ def test_the_files_of_the_newest_checkpoint_are_compared(tmp_path: Path) -> None
         assert (found.stream, found.a.source) == ("checkpoint step_000001", "checkpoints/step_000001/config.json")
 
 
-def test_the_metrics_file_is_compared_without_its_times_and_cache_misses(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("compared", "ignored"),
+    [
+        ("reward", ("step_s", "recomputed_share")),
+        (
+            "probe_gap",
+            (
+                "probe_engines",
+                "probe_unmoved_engines",
+                "probe_mismatch",
+                "probe_moved",
+                "probe_followed",
+                "probe_since",
+            ),
+        ),
+    ],
+)
+def test_metrics_of_times_cache_misses_and_launches_are_not_compared(
+    tmp_path: Path, compared: str, ignored: tuple[str, ...]
+) -> None:
     runs = [a_run(tmp_path / name, ("recipe", msg.StepTrained(1, {}))) for name in "abc"]
-    for run, reward, step_s in zip(runs, (0.5, 0.5, 0.25), (1.0, 2.0, 1.0), strict=True):
-        values = {"reward": reward, "step_s": step_s, "recomputed_share": step_s / 4}
-        run.metrics.write_text(json.dumps({"kind": "step", "step": 1, **values}) + "\n")
-    assert find_first_divergence(runs[0], runs[1]) is None
-    found = find(runs[0], runs[2])
-    assert (found.stream, list_differing_fields(found)) == ("metrics, step 1", ["reward"])
-
-
-def test_the_probe_gap_is_the_only_compared_probe_metric(tmp_path: Path) -> None:
-    runs = [a_run(tmp_path / name, ("recipe", msg.StepTrained(1, {}))) for name in "abc"]
-    of_launch = ("probe_mismatch", "probe_moved", "probe_followed", "probe_since")
-    for run, engines, gap in zip(runs, (1.0, 2.0, 1.0), (0.5, 0.5, 0.25), strict=True):
-        values = {"probe_engines": engines, "probe_gap": gap, "probe_unmoved_engines": engines - 1.0}
-        values |= dict.fromkeys(of_launch, engines / 4)
+    for run, value, other in zip(runs, (0.5, 0.5, 0.25), (1.0, 2.0, 1.0), strict=True):
+        values = {compared: value, **dict.fromkeys(ignored, other)}
         run.metrics.write_text(json.dumps({"kind": "step", "step": 1, **values}) + "\n")
     assert list_divergences(runs[0], runs[1]) == []
     (found,) = list_divergences(runs[0], runs[2])
-    assert (found.stream, list_differing_fields(found)) == ("metrics, step 1", ["probe_gap"])
+    assert (found.stream, list_differing_fields(found)) == ("metrics, step 1", [compared])
 
 
 def test_an_exact_comparison_ignores_only_times_and_weight_paths(tmp_path: Path) -> None:

@@ -21,6 +21,12 @@ def make_inputs(
     return PlanInputs(run, read_qwen3(model), machines, **options)
 
 
+def make_1gpu_inputs(*overrides: str, machines: PlannedMachines | None = None) -> PlanInputs:
+    """Build inputs of Qwen3-1.7B on one H100, or on other machines."""
+    machines = machines or make_machines("h100", gpus=1)
+    return make_inputs("1.7B", *overrides, file="qwen3_1.7b_1gpu", machines=machines)
+
+
 def find(plan: RunPlan, name: str) -> PlannedResource:
     return next(each for each in plan.resources if each.name == name)
 

@@ -18,7 +18,16 @@ from asterism.engine.export import hf_export
 from asterism.engine.learner import weight_publisher
 from asterism.engine.model.architectures import ARCHITECTURES
 from benchmarks.support.qwen3_models import read_qwen3
-from tests.analysis.planning.shipped_plans import NODE, ROOT, STAGES, find, get_bytes, make_inputs, make_machines
+from tests.analysis.planning.shipped_plans import (
+    NODE,
+    ROOT,
+    STAGES,
+    find,
+    get_bytes,
+    make_1gpu_inputs,
+    make_inputs,
+    make_machines,
+)
 from tests.engine.tiny_models import small_architecture
 
 CACHE = "KV tokens of a server"
@@ -105,8 +114,7 @@ def test_the_plan_names_almost_the_largest_value_that_fits(
 
 
 def test_a_plan_proposes_a_smaller_cache_if_the_cache_does_not_fit() -> None:
-    machines = make_machines("h100", gpus=1)
-    plan = build_plan(make_inputs("1.7B", "engine.kv_tokens=262144", file="qwen3_1.7b_1gpu", machines=machines))
+    plan = build_plan(make_1gpu_inputs("engine.kv_tokens=262144"))
     (change,) = (each for each in plan.changes if "engine.kv_tokens" in each.changes)
     assert change.changes == {"engine.kv_tokens": 114_688}  # 7/16 of 262144
 
@@ -184,7 +192,7 @@ def test_a_plan_without_a_machine_has_no_shortfalls() -> None:
 
 
 def test_the_kv_cache_has_two_values_per_layer_and_head_for_each_token() -> None:
-    inputs = make_inputs("1.7B", file="qwen3_1.7b_1gpu", machines=make_machines("h100", gpus=1))
+    inputs = make_1gpu_inputs()
     assert compute_cached_token_bytes(inputs) == 2 * 28 * 8 * 128 * 2
     gpu = get_bytes(plan_gpu(inputs))
     assert gpu["KV cache"] == 65_536 * 114_688
@@ -202,7 +210,7 @@ def test_the_kv_cache_has_two_values_per_layer_and_head_for_each_token() -> None
     ],
 )
 def test_an_embedded_engine_has_buffers_for_sampling_and_attention(override: str, expected: int) -> None:
-    inputs = make_inputs("1.7B", override, file="qwen3_1.7b_1gpu", machines=make_machines("h100", gpus=1))
+    inputs = make_1gpu_inputs(override)
     assert get_bytes(plan_gpu(inputs))["engine buffers"] == expected
 
 
@@ -228,7 +236,7 @@ def test_a_checkpoint_has_12_bytes_per_parameter_and_the_exported_model() -> Non
 
 def test_a_gpu_plan_counts_the_reference_model_only_with_kl() -> None:
     plain, with_kl = (
-        get_bytes(find(build_plan(make_inputs("1.7B", *more, file="qwen3_1.7b_1gpu")), "GPU memory"))
+        get_bytes(find(build_plan(make_1gpu_inputs(*more)), "GPU memory"))
         for more in ((), ("learner.loss.kl_coef=0.1",))
     )
     assert with_kl["reference model"] == 4 * 1_720_574_976
@@ -239,14 +247,14 @@ def test_a_run_with_adapters_trains_and_saves_only_the_adapters() -> None:
     """Qwen3-1.7B: 28 layers of width 2048, 16 query and 8 key heads of 128, inner size 6144; adapters of rank 16."""
     total, adapters = 1_720_574_976, 28 * 16 * (2 * (2048 + 2048) + 2 * (2048 + 1024) + 3 * (2048 + 6144))
     settings = ("learner.lora.rank=16", "learner.loss.kl_coef=0.1")
-    inputs = make_inputs("1.7B", *settings, file="qwen3_1.7b_1gpu")
+    inputs = make_1gpu_inputs(*settings)
     gpu, disk = get_bytes(find(build_plan(inputs), "GPU memory")), get_bytes(plan_disk(inputs))
     kept = inputs.run.learner.checkpoints.keep + 3
     assert gpu["parameters"] == 4 * (total + adapters)
     assert gpu["optimizer"] in {8 * adapters, 12 * adapters}  # bytes with or without a temporary tensor
     assert "reference model" not in gpu
     assert disk["checkpoints"] == kept * 12 * adapters + 4 * total
-    cold = make_inputs("1.7B", *settings, "sft.steps=1", "sft.data=sft.jsonl", file="qwen3_1.7b_1gpu")
+    cold = make_1gpu_inputs(*settings, "sft.steps=1", "sft.data=sft.jsonl")
     assert get_bytes(find(build_plan(cold), "GPU memory"))["parameters"] == 4 * total
     assert get_bytes(plan_disk(cold))["checkpoints"] == disk["checkpoints"] + 12 * total
 
@@ -254,8 +262,7 @@ def test_a_run_with_adapters_trains_and_saves_only_the_adapters() -> None:
 @pytest.mark.slow
 def test_the_longest_dialogue_of_a_cold_start_has_its_own_micro_batch() -> None:
     def plan_cold_start(*settings: str) -> RunPlan:
-        file, machines = "qwen3_1.7b_1gpu", make_machines("h100", gpus=1)
-        return build_plan(make_inputs("1.7B", *settings, "sft.data=sft.jsonl", file=file, machines=machines))
+        return build_plan(make_1gpu_inputs(*settings, "sft.data=sft.jsonl"))
 
     disabled, unlimited = (plan_cold_start(f"sft.steps={steps}") for steps in (0, 100))
     assert (disabled.resources, disabled.notes) == (unlimited.resources, ())
@@ -273,7 +280,7 @@ def test_published_adapters_need_one_copy_of_the_weights_in_shared_memory() -> N
     total, adapters = 1_720_574_976, 28 * 16 * (2 * (2048 + 2048) + 2 * (2048 + 1024) + 3 * (2048 + 6144))
     settings = ("learner.lora.rank=16", "engine.kind=embedded", "sglang.colocate=false", "rl.max_staleness=2")
     for publish, expected in (("merged", 3 * 2 * total), ("adapters", 2 * total + 3 * 4 * adapters)):
-        inputs = make_inputs("1.7B", *settings, f"learner.lora.publish={publish}", file="qwen3_1.7b_1gpu")
+        inputs = make_1gpu_inputs(*settings, f"learner.lora.publish={publish}")
         (shared,) = plan_shared_memory(inputs).items
         assert shared.bytes == expected
         assert get_bytes(find(build_plan(inputs), "host memory"))["weights in shared memory"] == expected
@@ -294,7 +301,7 @@ def test_a_plan_proposes_to_publish_adapters_if_shared_memory_is_short(
 ) -> None:
     fixed = ("engine.kind=sglang", "sglang.colocate=false", "rl.max_staleness=0", "engine.kv_tokens=65536")
     machines = PlannedMachines(1, GPUS["h100"], 1, 1024 * GIB, 5 * GIB, 4096 * GIB)
-    plan = build_plan(make_inputs("1.7B", *fixed, *settings, file="qwen3_1.7b_1gpu", machines=machines))
+    plan = build_plan(make_1gpu_inputs(*fixed, *settings, machines=machines))
     assert [change.changes for change in plan.changes if change.resource == "shared memory"] == proposed
 
 

@@ -8,8 +8,8 @@ from asterism.analysis.planning.plan_inputs import GIB, GPUS, PlanInputs
 from asterism.analysis.planning.plan_table import build_plan_tables, describe_remedy
 from asterism.analysis.planning.run_plan import build_plan
 from asterism.analysis.planning.storage_plan import plan_shared_memory
-from asterism.engine.weight_transfer.published_bytes import MAX_FOLDERS, count_slot_bytes, shares_gpu_weights
-from tests.analysis.planning.shipped_plans import STAGES, find, get_bytes, make_inputs, make_machines
+from asterism.engine.weight_transfer.published_bytes import MAX_FOLDERS, count_slot_bytes
+from tests.analysis.planning.shipped_plans import STAGES, find, get_bytes, make_1gpu_inputs, make_inputs, make_machines
 from tests.consoles import capture
 
 WHOLE = 2 * 14_768_307_200  # weights of Qwen3-14B in bfloat16
@@ -78,11 +78,7 @@ def test_embedded_engines_map_the_slots_and_need_nothing_else() -> None:
 
 
 def test_an_embedded_engine_and_a_rank_on_one_gpu_keep_published_weights_there() -> None:
-    machines = make_machines("h100", gpus=1)
-    shared, alone = (
-        make_inputs("1.7B", f"engine.share_gpu_weights={value}", file="qwen3_1.7b_1gpu", machines=machines)
-        for value in ("true", "false")
-    )
+    shared, alone = (make_1gpu_inputs(f"engine.share_gpu_weights={value}") for value in ("true", "false"))
     with_buffer, without = get_bytes(plan_gpu(shared)), get_bytes(plan_gpu(alone))
     assert with_buffer["published weights"] == 2 * shared.size.total
     assert with_buffer == {**without, "published weights": 2 * shared.size.total}
@@ -90,34 +86,14 @@ def test_an_embedded_engine_and_a_rank_on_one_gpu_keep_published_weights_there()
 
 
 def test_the_plan_names_the_key_if_a_gpu_has_no_room_for_the_published_weights() -> None:
-    fits = make_inputs(
-        "1.7B", "engine.share_gpu_weights=false", file="qwen3_1.7b_1gpu", machines=make_machines("h100", 1)
-    )
+    fits = make_1gpu_inputs("engine.share_gpu_weights=false")
     needed = plan_gpu(fits)
     assert needed is not None
     machines = replace(fits.machines, gpu=replace(GPUS["h100"], memory_bytes=needed.needed_bytes + 2**20))
-    plan = build_plan(make_inputs("1.7B", file="qwen3_1.7b_1gpu", machines=machines))
+    plan = build_plan(make_1gpu_inputs(machines=machines))
     assert {"engine.share_gpu_weights": False} in [change.changes for change in plan.changes]
     (short,) = plan.shortfalls
     assert "engine.share_gpu_weights = false" in describe_remedy(plan, short)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ("learner.device=cpu",),
-        ("engine.device=cpu",),
-        ("learner.ranks=2",),
-        ("engine.kind=sglang",),
-        ("learner.memory.offload=optimizer",),
-        ("cluster.nodes=2", "cluster.learner_nodes=2", "cluster.key=key"),
-        ("learner.lora.rank=8", "learner.lora.publish=adapters"),
-    ],
-)
-def test_published_weights_stay_off_the_gpu_unless_engine_and_learner_share_it(settings: tuple[str, ...]) -> None:
-    run = make_inputs("1.7B", *settings, file="qwen3_1.7b_1gpu").run
-    assert run.engine.share_gpu_weights == "auto"
-    assert not shares_gpu_weights(run)
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -12,6 +12,7 @@ from asterism.actors.cli.report_command import report_run
 from asterism.actors.cli.simulate_command import ProgressLines, SimulateOptions, simulate_workload
 from asterism.analysis.simulation.simulate import simulate
 from asterism.analysis.simulation.workloads import SHAPES, draw_named_workload
+from asterism.analysis.utilization.report import compute_utilization
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder
@@ -25,11 +26,19 @@ def simulated(policies: str, workload: str = "report", **changes: Any) -> str:
     return capture(lambda console: simulate_workload(options, console))
 
 
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Compare two policies. Return the folder of all outputs, and the printed lines."""
+    folder = tmp_path_factory.mktemp("compared")
+    outputs = {"json_file": folder / "step.json", "picture": folder / "step.png", "run": folder / "a[b]c"}
+    return folder, simulated("static,kv_lookahead,static", **outputs)
+
+
 @pytest.mark.slow
-def test_simulate_compares_policies_and_writes_table_json_and_figure(tmp_path: Path) -> None:
-    said = simulated("static,kv_lookahead,static", json_file=tmp_path / "step.json", picture=tmp_path / "step.png")
+def test_simulate_compares_policies_and_writes_table_json_and_figure(compared: tuple[Path, str]) -> None:
+    folder, said = compared
     assert "static" in said
-    figures = json.loads((tmp_path / "step.json").read_bytes())
+    figures = json.loads((folder / "step.json").read_bytes())
     assert [each["policy"] for each in figures] == ["static", "kv_lookahead"]
     assert all(each["makespan_s"] > max(each["bounds"].values()) for each in figures)
     for each in figures:
@@ -37,21 +46,25 @@ def test_simulate_compares_policies_and_writes_table_json_and_figure(tmp_path: P
         assert max(sample["used_tokens"] for sample in each["timeline"]) <= each["kv_tokens"]
         assert max(sample["leasing"] + sample["waiting"] for sample in each["timeline"]) > 0
         assert each["timeline"][-1]["live"] == each["timeline"][-1]["leasing"] == each["timeline"][-1]["calling"] == 0
-    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "step.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
-def test_the_report_reads_the_logs_of_each_simulated_policy(tmp_path: Path) -> None:
-    said = simulated("static,kv_lookahead", run=tmp_path / "a[b]c")
-    for policy in ("static", "kv_lookahead"):
-        folder = RunFolder(tmp_path / "a[b]c" / policy)
-        assert f"asterism report {folder.path}" in said
-        shown = capture(lambda console, path=folder.path: report_run(path, json=False, console=console))
-        assert f"utilization: {folder.utilization}\npicture: {folder.utilization_plot}\n" in shown
-        assert folder.utilization_plot.read_bytes().startswith(b"\x89PNG")
-        assert json.loads(folder.utilization.read_bytes())["trajectories"]["ended"] == 8 * 32
-    simulated("worst_case", run=tmp_path / "alone")
-    assert RunFolder(tmp_path / "alone").logs.is_dir()
+def test_the_report_reads_the_logs_of_each_simulated_policy(compared: tuple[Path, str]) -> None:
+    static, lookahead = (RunFolder(compared[0] / "a[b]c" / policy) for policy in ("static", "kv_lookahead"))
+    assert f"asterism report {static.path}" in compared[1]
+    assert f"asterism report {lookahead.path}" in compared[1]
+    assert compute_utilization(static.logs).trajectories.ended == 8 * 32
+    shown = capture(lambda console: report_run(lookahead.path, json=False, console=console))
+    assert f"utilization: {lookahead.utilization}\npicture: {lookahead.utilization_plot}\n" in shown
+    assert lookahead.utilization_plot.read_bytes().startswith(b"\x89PNG")
+    assert json.loads(lookahead.utilization.read_bytes())["trajectories"]["ended"] == 8 * 32
+
+
+@pytest.mark.slow
+def test_the_logs_of_a_single_policy_have_no_folder_of_the_policy(tmp_path: Path) -> None:
+    simulated("worst_case", run=tmp_path)
+    assert RunFolder(tmp_path).logs.is_dir()
 
 
 @pytest.mark.parametrize(

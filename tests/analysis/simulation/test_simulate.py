@@ -12,7 +12,7 @@ from asterism.analysis.simulation.cluster_model import H100, QWEN3_14B, build_cl
 from asterism.analysis.simulation.outcome import SimulatedPolicy, SimulationOutcome
 from asterism.analysis.simulation.result_table import build_outcomes_table
 from asterism.analysis.simulation.simulate import Deadlock, Simulation, simulate
-from asterism.analysis.simulation.workload import Workload, WorkloadShape, draw_workload
+from asterism.analysis.simulation.workload import WorkloadShape, draw_workload
 from asterism.bus.messages import EngineLoadReported, LeaseGranted
 from asterism.policies.arbiter.arbiter import PolicyName
 from tests.consoles import capture
@@ -110,14 +110,11 @@ def test_calibration_recovers_the_costs_of_a_simulated_engine() -> None:
             reports.append(report)
             super().report_load(report)
 
-    Listening(_longer(), cluster, "static").run()
+    longer = draw_workload(msgspec.structs.replace(SHAPE, mean_calls=0.2, median_tokens=800.0), 3)
+    Listening(longer, cluster, "static").run()
     found = fit_costs(build_load_intervals(reports))
     assert found.fixed_s == pytest.approx(linear.fixed_s, rel=0.2)
     assert found.kv_token_s == pytest.approx(linear.kv_token_s, rel=0.2)
-
-
-def _longer() -> Workload:
-    return draw_workload(msgspec.structs.replace(SHAPE, mean_calls=0.2, median_tokens=800.0), 3)
 
 
 def test_exact_rows_give_exact_and_non_negative_costs() -> None:

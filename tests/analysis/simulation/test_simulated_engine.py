@@ -67,6 +67,14 @@ def one_turn(trajectory_id: int, prompt_tokens: int, tokens: int, group_id: int 
     return build_plan(trajectory_id, group, prompt_tokens, [PlannedTurn(tokens)], 10_000)
 
 
+def ran(plan: TrajectoryPlan, max_new_tokens: int = 10_000) -> OneEngine:
+    """Return an engine that has generated the first turn of the plan."""
+    world = OneEngine([plan], cluster())
+    world.request(plan.trajectory_id, max_new_tokens)
+    world.run()
+    return world
+
+
 def drawn(seed: int, trajectories: int = 12, siblings: int = 1) -> list[tuple[float, TrajectoryPlan]]:
     """Draw arrivals and plans."""
     draw = random.Random(seed)
@@ -158,9 +166,7 @@ def test_siblings_compute_the_full_pages_of_their_prompt_once() -> None:
 
 
 def test_a_turn_continues_from_its_cache_after_its_lease_ended() -> None:
-    world = OneEngine([one_turn(0, 10, 50)], cluster())
-    world.request(0, max_new_tokens=20)
-    world.run()
+    world = ran(one_turn(0, 10, 50), max_new_tokens=20)
     world.request(0, lease=2)
     world.run()
     assert [turn.finish for turn in world.turns] == ["length", "stop"]
@@ -169,9 +175,7 @@ def test_a_turn_continues_from_its_cache_after_its_lease_ended() -> None:
 
 
 def test_a_trajectory_that_migrates_is_recomputed() -> None:
-    world = OneEngine([one_turn(0, 10, 50)], cluster())
-    world.request(0, max_new_tokens=20)
-    world.run()
+    world = ran(one_turn(0, 10, 50), max_new_tokens=20)
     world.engine.release_cache(0)
     world.engine = SimulatedEngine("generator-1", cluster(), world)
     world.request(0, lease=2)
@@ -180,9 +184,7 @@ def test_a_trajectory_that_migrates_is_recomputed() -> None:
 
 
 def test_a_stale_cache_release_is_ignored() -> None:
-    world = OneEngine([build_plan(0, 0, 10, [PlannedTurn(5, 0.1, 5), PlannedTurn(5)], 100)], cluster())
-    world.request(0)
-    world.run()
+    world = ran(build_plan(0, 0, 10, [PlannedTurn(5, 0.1, 5), PlannedTurn(5)], 100))
     world.token_ids[0] += bytes(4 * 5)
     world.request(0, turn=1, lease=2)
     world.engine.release_cache(0, lease=1)
@@ -200,9 +202,7 @@ def test_a_cache_in_use_cannot_be_released() -> None:
 
 
 def test_a_working_engine_reports_all_its_work() -> None:
-    world = OneEngine([one_turn(0, 10, 200)], cluster())
-    world.request(0)
-    world.run()
+    world = ran(one_turn(0, 10, 200))
     last = world.reports[-1]
     assert (last.running, last.generated_tokens, last.prefilled_tokens) == (0, 200, 10)
     assert last.busy_s == pytest.approx(world.answers[0])

@@ -61,19 +61,19 @@ def test_the_stated_share_of_calls_times_out() -> None:
     assert np.median(latencies) == pytest.approx(0.3, rel=0.1)
 
 
-def test_a_turn_beyond_the_limit_is_cut_there() -> None:
-    plan = build_plan(0, 0, 10, [PlannedTurn(50, 0.1, 20), PlannedTurn(40), PlannedTurn(9)], 100)
-    assert (plan.ends, plan.final_tokens, plan.generated_tokens) == ((60, 120), 110, 80)
-
-
-def test_a_tool_result_without_room_is_dropped_and_ends_the_trajectory() -> None:
-    plan = build_plan(0, 0, 10, [PlannedTurn(50, 0.1, 50), PlannedTurn(40)], 100)
-    assert (plan.ends, plan.final_tokens, plan.generated_tokens) == ((60,), 60, 50)
-
-
-def test_an_answer_that_ends_at_the_limit_is_complete() -> None:
-    plan = build_plan(0, 0, 10, [PlannedTurn(50, 0.1, 20), PlannedTurn(30)], 100)
-    assert (plan.ends, plan.final_tokens, plan.generated_tokens) == ((60, 110), 110, 80)
+@pytest.mark.parametrize(
+    ("turns", "ends", "final_tokens", "generated_tokens"),
+    [
+        ([PlannedTurn(50, 0.1, 20), PlannedTurn(40), PlannedTurn(9)], (60, 120), 110, 80),
+        ([PlannedTurn(50, 0.1, 50), PlannedTurn(40)], (60,), 60, 50),  # a result without room ends the trajectory
+        ([PlannedTurn(50, 0.1, 20), PlannedTurn(30)], (60, 110), 110, 80),  # an answer that ends at the limit
+    ],
+)
+def test_a_turn_beyond_the_limit_is_cut_there(
+    turns: list[PlannedTurn], ends: tuple[int, ...], final_tokens: int, generated_tokens: int
+) -> None:
+    plan = build_plan(0, 0, 10, turns, 100)
+    assert (plan.ends, plan.final_tokens, plan.generated_tokens) == (ends, final_tokens, generated_tokens)
 
 
 @pytest.mark.parametrize("name", SHAPES)

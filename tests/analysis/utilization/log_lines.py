@@ -22,6 +22,17 @@ class Logs:
         with (self.folder / f"{process}.jsonl").open("a") as file:
             file.write(text)
 
+    def engine_started(self, t: float, engine: str = "generator-0", *, loads_weights: bool = False) -> None:
+        """Write the start of an engine, and also its first load of weights if `loads_weights`."""
+        self.line(engine, t, "engine.started", kv_tokens=1000, page_tokens=10)
+        if loads_weights:
+            self.line(engine, t, "weights.loaded", version=0, load_s=0.5)
+
+    def step_started(self, t: float, size: int, group_id: int = 7) -> None:
+        """Write the start of step 1 with one group."""
+        self.line("head", t, "step.requested", name="step 1", version=0)
+        self.line("head", t, "group.started", name="step 1", group_id=group_id, size=size)
+
     def load(self, engine: str, t: float, **changes: float) -> None:
         """Write an engine.load line; fields default to 0."""
         names = ("version", "running", "waiting", "used_tokens", "cached_tokens", "decode_steps", "generated_tokens")

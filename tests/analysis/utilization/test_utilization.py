@@ -12,6 +12,8 @@ from asterism.analysis.metric_lines import AnalysisError
 from asterism.analysis.utilization.engine_time import EngineUtilization
 from asterism.analysis.utilization.report import compute_utilization, to_json
 from asterism.analysis.utilization.step_functions import StepFunction
+from asterism.analysis.utilization.step_time import StepUtilization
+from asterism.analysis.utilization.trajectory_time import TrajectorySummary
 from tests.analysis.utilization.log_lines import Logs
 
 
@@ -24,9 +26,14 @@ def engine_of(logs: Logs, engine: str = "generator-0") -> EngineUtilization:
     return next(use for use in compute_utilization(logs.folder).engines if use.engine == engine)
 
 
+def get_last(step: StepUtilization) -> TrajectorySummary:
+    assert step.last is not None
+    return step.last
+
+
 def a_step(logs: Logs) -> None:
     """Log an engine that gets weights at 2 s, works from 3 to 6 s, and is then idle for every cause until 15 s."""
-    logs.line("generator-0", 0, "engine.started", kv_tokens=1000, page_tokens=10)
+    logs.engine_started(0)
     logs.line("generator-0", 2, "weights.loaded", version=0, load_s=0.5)
     logs.line("head", 2, "step.requested", name="step 1", version=0)
     logs.counted(2, 4, 0, 0, 0)
@@ -54,8 +61,7 @@ class TestEngines:
 
     def test_busy_time_beyond_the_interval_of_a_report_counts_earlier(self, logs: Logs) -> None:
         """A step of 2.5 s ends after the report at 3 s, so the report at 4 s has more than a second of busy time."""
-        logs.line("generator-0", 0, "engine.started", kv_tokens=1000, page_tokens=10)
-        logs.line("generator-0", 0, "weights.loaded", version=0, load_s=0.0)
+        logs.engine_started(0, loads_weights=True)
         logs.load("generator-0", 1, running=4)
         logs.load("generator-0", 3, running=4)
         logs.load("generator-0", 4, running=4, busy_s=2.5)
@@ -75,8 +81,7 @@ class TestEngines:
 
     def test_running_sequences_are_computed_from_counters_not_samples(self, logs: Logs) -> None:
         """Eight sequences run for one second between two samples. Both samples count 0 sequences."""
-        logs.line("generator-0", 0, "engine.started", kv_tokens=1000, page_tokens=10)
-        logs.line("generator-0", 0, "weights.loaded", version=0, load_s=0.5)
+        logs.engine_started(0, loads_weights=True)
         logs.load("generator-0", 1)
         logs.load("generator-0", 5, generated_tokens=80, decode_steps=10, busy_s=1.0)
         logs.load("generator-0", 10, generated_tokens=80, decode_steps=10, busy_s=1.0)
@@ -92,7 +97,7 @@ class TestEngines:
 
     def test_a_falling_counter_is_a_restart_and_downtime_is_not_counted(self, logs: Logs) -> None:
         for begin in (0, 1000):
-            logs.line("generator-0", begin, "engine.started", kv_tokens=1000, page_tokens=10)
+            logs.engine_started(begin)
             logs.load("generator-0", begin + 1, generated_tokens=50, evicted_tokens=7, busy_s=0.5)
             logs.load("generator-0", begin + 2, generated_tokens=90, evicted_tokens=7, busy_s=1.5)
         use = engine_of(logs)
@@ -116,6 +121,7 @@ class TestEngines:
 
 
 class TestTrajectories:
+    @pytest.mark.slow
     @given(waits=st.lists(st.tuples(*[st.floats(0, 1e4)] * 4), min_size=1, max_size=30))
     def test_totals_are_the_sums_of_the_lines(
         self, tmp_path_factory: pytest.TempPathFactory, waits: list[tuple[float, ...]]
@@ -139,31 +145,27 @@ class TestTrajectories:
 
 class TestSteps:
     def test_the_last_trajectory_of_a_step_is_named_with_the_parts_of_its_time(self, logs: Logs) -> None:
-        logs.line("head", 0, "step.requested", name="step 1", version=0)
-        logs.line("head", 0, "group.started", name="step 1", group_id=7, size=10)
+        logs.step_started(0, size=10)
         for number in range(9):
             logs.ended(number, 1 + number / 10, 0.1, 0.7, 0.1, 0.1, group_id=7)
         logs.ended(99, 9, 0.2, 2.0, 6.7, 0.1, group_id=7, calls=3)
         logs.line("head", 9, "step.requested", name="step 2", version=1)
         logs.ended(200, 10, 0.5, 0.1, 0.1, 0.1, group_id=8)
         first, second = compute_utilization(logs.folder).steps
-        assert first.last is not None
-        assert (first.last.trajectory_id, first.trajectories) == (99, 10)
+        assert (get_last(first).trajectory_id, first.trajectories) == (99, 10)
         assert first.why == "3 calls took 6.70 s, spent 2.00 s generating 10 tokens in 2 turns"
         assert first.tail_s == pytest.approx(9 - 1.8)
         assert second.last is None
 
     def test_aborted_trajectories_do_not_extend_their_step(self, logs: Logs) -> None:
-        logs.line("head", 0, "step.requested", name="step 1", version=0)
-        logs.line("head", 0, "group.started", name="step 1", group_id=7, size=3)
+        logs.step_started(0, size=3)
         for number, ending in enumerate(("answered", "aborted", "aborted")):
             logs.ended(number, 4 + number, 0, 4.0, 0, 0, group_id=7, ending=ending)
         use = compute_utilization(logs.folder)
         (step,) = use.steps
         assert (use.trajectories.ended, use.trajectories.aborted, use.trajectories.failed) == (3, 2, 0)
         assert (step.trajectories, step.aborted, step.tail_s) == (3, 2, 0)
-        assert step.last is not None
-        assert step.last.trajectory_id == 0
+        assert get_last(step).trajectory_id == 0
 
     def test_a_replacement_trajectory_starts_late(self, logs: Logs) -> None:
         logs.line("head", 0, "step.requested", name="step 1", version=0)
@@ -176,14 +178,12 @@ class TestSteps:
     def test_the_last_repetition_of_a_step_counts(self, logs: Logs) -> None:
         for begin in (0, 10):
             logs.line("launcher", begin, "run.started", step=0)
-            logs.line("head", begin, "step.requested", name="step 1", version=0)
-            logs.line("head", begin, "group.started", name="step 1", group_id=0, size=1)
+            logs.step_started(begin, size=1, group_id=0)
             logs.ended(begin, begin + 2, 0, 2.0, 0, 0)
         logs.line("head", 14, "step.ended", name="step 1", step_s=4, rollout_s=2.0, train_s=1.0, weights_s=1.0)
         (step,) = compute_utilization(logs.folder).steps
         assert (step.repeats, step.step_s, step.rollout_s, step.trajectories) == (1, 4, 2, 1)
-        assert step.last is not None
-        assert step.last.trajectory_id == 10
+        assert get_last(step).trajectory_id == 10
 
 
 class TestExecutors:
@@ -224,7 +224,7 @@ class TestExecutors:
 class TestLaunches:
     def test_open_phases_of_a_killed_launch_end_at_its_last_line(self, logs: Logs) -> None:
         logs.line("launcher", 0, "run.started", step=0)
-        logs.line("generator-0", 1, "engine.started", kv_tokens=1000, page_tokens=10)
+        logs.engine_started(1)
         logs.counted(10, 3, 4, 2, 0, generator_0=4)
         logs.load("generator-0", 10, running=4, used_tokens=200, cached_tokens=100, busy_s=2.0)
         logs.line("launcher", 10, "ledger.reported", engine="generator-0", leased_tokens=400, usable_tokens=900)
@@ -232,7 +232,7 @@ class TestLaunches:
         logs.ended(0, 11, 0, 0, 0, 0)
         logs.line("launcher", 90, "run.started", step=1)
         logs.counted(95, 0, 0, 0, 0)
-        logs.line("generator-0", 97, "engine.started", kv_tokens=1000, page_tokens=10)
+        logs.engine_started(97)
         logs.load("generator-0", 99)
         use = compute_utilization(logs.folder)
         assert (use.paused_s, use.span_s) == pytest.approx((90 - 11, 99 - 79), abs=0.01)

@@ -28,6 +28,8 @@ from tests.simulation.invariants import select
 from tests.simulation.small_run import SMALL
 from tests.simulation.world import World
 
+pytestmark = pytest.mark.slow
+
 RUN = replace_keys(SMALL, {"rl.steps": 2})
 SEED = 5  # seed of the simulated run
 
@@ -88,7 +90,6 @@ def ends(world: World) -> list[TrajectoryFinished | TrajectoryFailed]:
     return select(world.logs[HEAD].events, TrajectoryFinished, TrajectoryFailed)
 
 
-@pytest.mark.slow
 def test_totals_agree_with_the_event_log(recorded: Recorded) -> None:
     """Finished trajectories are compared by their messages. The log has only the number of failed trajectories."""
     world, _, use, lines = recorded
@@ -104,11 +105,15 @@ def test_totals_agree_with_the_event_log(recorded: Recorded) -> None:
     assert sorted(lost["cause"]) == sorted(each.cause for each in failed)
     assert told.generated_tokens - lost["generated_tokens"].sum() == pytest.approx(counts.generated_tokens, rel=0.01)
     assert told.calls - lost["calls"].sum() == counts.totals.calls
+    assert [step.name for step in use.steps] == [
+        *("evaluation start_sampled", "evaluation start_greedy", "step 1", "step 2"),
+        *("evaluation end_sampled", "evaluation end_greedy"),
+    ]
+    assert sum(step.trajectories for step in use.steps) == told.ended
     for name, wait in told.waits.items():
         assert wait.total_s - lost[name].sum() == pytest.approx(getattr(counts, name), rel=0.01)
 
 
-@pytest.mark.slow
 def test_every_live_trajectory_is_in_exactly_one_phase(recorded: Recorded) -> None:
     _, rollout, use, _ = recorded
     assert max(rollout.live) == RUN.rl.prompts * RUN.rl.rollouts
@@ -117,30 +122,9 @@ def test_every_live_trajectory_is_in_exactly_one_phase(recorded: Recorded) -> No
     assert use.timeline.trajectories["leasing"][-1] < 1  # the last interval of the timeline is a mean
 
 
-@pytest.mark.slow
 def test_time_in_phases_equals_the_waits_of_trajectories(recorded: Recorded) -> None:
     _, _, use, _ = recorded
     names = dict(zip(PHASES, use.trajectories.waits, strict=True))
     for phase, wait in names.items():
         counted_s = sum(use.timeline.trajectories[phase]) * use.timeline.bin_s
         assert counted_s == pytest.approx(use.trajectories.waits[wait].total_s, rel=0.01, abs=0.05)
-
-
-@pytest.mark.slow
-def test_each_step_and_evaluation_has_its_trajectories_and_its_parts(recorded: Recorded) -> None:
-    world, _, use, _ = recorded
-    assert [step.name for step in use.steps] == [
-        *("evaluation start_sampled", "evaluation start_greedy", "step 1", "step 2"),
-        *("evaluation end_sampled", "evaluation end_greedy"),
-    ]
-    assert sum(step.trajectories for step in use.steps) == use.trajectories.ended
-    metrics = {f"step {line.step}": line.values for line in world.metrics if line.kind == "step"}
-    for name, values in metrics.items():
-        (step,) = (step for step in use.steps if step.name == name)
-        assert step.trajectories == values["trajectories"] + values["trajectories_failed"]
-        assert (step.step_s, step.rollout_s, step.train_s) == pytest.approx(
-            (values["step_s"], values["rollout_s"], values["train_s"]), abs=1e-4
-        )
-        assert step.last is not None
-        assert step.last_began_s is not None
-        assert step.last_began_s + step.last.lived_s <= values["rollout_s"]

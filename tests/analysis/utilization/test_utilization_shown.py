@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from asterism.actors.cli.main import app
 from asterism.actors.cli.report_command import report_run
+from asterism.analysis.utilization import utilization_figure
 from asterism.analysis.utilization.report import compute_utilization
 from asterism.analysis.utilization.utilization_figure import draw_utilization
 from asterism.configs.errors import UnusableInput
@@ -22,8 +23,7 @@ COLUMNS = 80
 def write_logs(run: Path, engines: int) -> Logs:
     """Write a folder with logs only, as the simulator does."""
     logs = Logs(run / "logs")
-    logs.line("head", 0, "step.requested", name="step 1", version=0)
-    logs.line("head", 0, "group.started", name="step 1", group_id=0, size=2)
+    logs.step_started(0, size=2, group_id=0)
     for number in range(engines):
         engine = f"generator-{number}"
         logs.line(engine, 0, "engine.started", kv_tokens=1000, page_tokens=10)
@@ -42,10 +42,17 @@ def write_logs(run: Path, engines: int) -> Logs:
     return logs
 
 
+@pytest.fixture
+def no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw no figure, which takes a second."""
+    monkeypatch.setattr(utilization_figure, "draw_utilization", lambda use, title, path: path)
+
+
 def shown(run: Path, *, as_json: bool = False) -> str:
     return capture(lambda console: report_run(run, json=as_json, console=console), COLUMNS)
 
 
+@pytest.mark.usefixtures("no_figure")
 @pytest.mark.parametrize("engines", [2, 14])
 def test_every_table_fits_into_80_columns_untruncated(tmp_path: Path, engines: int) -> None:
     write_logs(tmp_path, engines)
@@ -57,11 +64,13 @@ def test_every_table_fits_into_80_columns_untruncated(tmp_path: Path, engines: i
     assert any("12 of 14 engines" in line for line in lines) == (engines == 14)
 
 
+@pytest.mark.usefixtures("no_figure")
 def test_a_warning_is_shown_without_markup(tmp_path: Path) -> None:
     write_logs(tmp_path, 1)
     assert "1 of 25 lines could not be read" in shown(tmp_path).replace("\n", " ")
 
 
+@pytest.mark.usefixtures("no_figure")
 def test_printed_and_written_json_are_equal(tmp_path: Path) -> None:
     write_logs(tmp_path, 2)
     printed = json.loads(shown(tmp_path, as_json=True))

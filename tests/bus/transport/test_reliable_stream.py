@@ -296,4 +296,4 @@ class Link(RuleBasedStateMachine):
 
 
 Link.TestCase.settings = settings(stateful_step_count=60)
-TestLink = Link.TestCase
+TestLink = pytest.mark.slow(Link.TestCase)

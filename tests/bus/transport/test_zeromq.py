@@ -36,10 +36,11 @@ def join(tmp_path: Path) -> AbstractAsyncContextManager[Join]:
 
 
 @contextmanager
-def raw_socket(folder: Path, lane: Lane) -> Iterator[zmq.Socket[bytes]]:
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+def raw_socket(folder: Path, lane: Lane, *, receives: bool = False) -> Iterator[zmq.Socket[bytes]]:
+    """Yield a socket that sends packets to process b, or receives the packets for process b."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER if receives else zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
-        socket.connect(format_ipc_endpoint(folder, "b", lane))
+        (socket.bind if receives else socket.connect)(format_ipc_endpoint(folder, "b", lane))
         yield socket
 
 
@@ -108,9 +109,7 @@ async def test_malformed_acknowledgements_are_counted_and_dropped(join: Join, tm
     draw = random.Random(5)
     answers = [b"", b"\xc1", msgspec.msgpack.encode([1, 2, 3]), *(draw.randbytes(12) for _ in range(50))]
     bus = join("a")
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-        router.setsockopt(zmq.LINGER, 0)
-        router.bind(format_ipc_endpoint(tmp_path, "b", BULK))
+    with raw_socket(tmp_path, BULK, receives=True) as router:
         await bus.send("b", call(0))
         await asyncio.sleep(0.1)
         route, question = router.recv_multipart()
@@ -180,9 +179,7 @@ async def test_a_full_socket_refuses_packets_until_it_is_writable(
     assert 0 < sent < 1000
     assert not wire.send("b", BULK, Packet("a", "b", EPOCH, 0, 0, 0, sent, [b"x"]))
     assert wire.send("b", CONTROL, Packet("a", "b", EPOCH, 0, 0, 0, 0, [b"x"]))
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-        router.setsockopt(zmq.LINGER, 0)
-        router.bind(format_ipc_endpoint(tmp_path, "b", BULK))
+    with raw_socket(tmp_path, BULK, receives=True) as router:
         poller = zmq.asyncio.Poller()
         poller.register(router, zmq.POLLIN)
         numbers: list[int] = []

@@ -16,7 +16,7 @@ from asterism.bus.codec import encode
 from asterism.policies.arbiter.arbiter import Arbiter, PolicyName
 from asterism.policies.arbiter.kv_lookahead import LookaheadPolicy
 from asterism.policies.decider import Send
-from tests.policies.arbiter.leases import load, request
+from tests.policies.arbiter.leases import load, request, snapshot
 
 RESPONSE = 960
 CAPACITY = 1088  # tokens of the smallest engine: the longest prompt and its response
@@ -98,12 +98,8 @@ class ArbiterMachine(RuleBasedStateMachine):
         assert grant.waited_s >= 0
         if trajectory.lease == 0:
             self.started.append(grant.trajectory_id)
-        trajectory.state, trajectory.lease, trajectory.leased, trajectory.engine = (
-            "running",
-            grant.lease,
-            grant.tokens,
-            grant.engine,
-        )
+        trajectory.state, trajectory.engine = "running", grant.engine
+        trajectory.lease, trajectory.leased = grant.lease, grant.tokens
 
     def _choose(self, state: str, which: int) -> int:
         tids = [tid for tid, trajectory in self.trajectories.items() if trajectory.state == state]
@@ -117,17 +113,12 @@ class ArbiterMachine(RuleBasedStateMachine):
         if trajectory.state != "waiting" and self.policy != "worst_case":
             trajectory.leased = min(trajectory.leased, trajectory.tokens)
         trajectory.state = "waiting"
-        self.decide(
-            request(
-                tid,
-                trajectory.group,
-                tokens=trajectory.tokens,
-                turn=trajectory.turn,
-                lease=trajectory.lease + 1,
-                prompt=trajectory.prompt,
-                response=RESPONSE,
-            )
-        )
+        self.decide(self._build_request(tid, trajectory.lease + 1))
+
+    def _build_request(self, tid: int, lease: int) -> msg.LeaseRequested:
+        each = self.trajectories[tid]
+        sizes = {"tokens": each.tokens, "prompt": each.prompt, "response": RESPONSE}
+        return request(tid, each.group, turn=each.turn, lease=lease, **sizes)
 
     def _end(self, tid: int) -> None:
         tokens = self.trajectories.pop(tid).tokens
@@ -179,7 +170,7 @@ class ArbiterMachine(RuleBasedStateMachine):
     def an_engine_reports(self, which: int, evicted: int) -> None:
         name = list(self.engines)[which % len(self.engines)]
         self.evicted[name] += evicted
-        self.decide(load(name, evicted=self.evicted[name], incarnation=self.incarnations[name]))
+        self.decide(load(name, evicted_tokens=self.evicted[name], incarnation=self.incarnations[name]))
 
     # ---------------------------------------------------------------- trajectories
 
@@ -261,15 +252,7 @@ class ArbiterMachine(RuleBasedStateMachine):
     def a_forbidden_event_changes_nothing(self, which: int, kind: int) -> None:
         tid = list(self.trajectories)[which % len(self.trajectories)]
         trajectory = self.trajectories[tid]
-        repeated = request(
-            tid,
-            trajectory.group,
-            tokens=trajectory.tokens,
-            turn=trajectory.turn,
-            lease=max(1, trajectory.lease),
-            prompt=trajectory.prompt,
-            response=RESPONSE,
-        )
+        repeated = self._build_request(tid, max(1, trajectory.lease))
         paused_again = msg.LeasePaused(tid, trajectory.tokens - (trajectory.state == "running"))
         forbidden = (
             repeated,
@@ -293,35 +276,15 @@ class ArbiterMachine(RuleBasedStateMachine):
             case 1 if not is_joined:
                 self._expect_refused(msg.EngineLeft(name, "gone", incarnation))
             case 2 if not is_joined:
-                self._expect_refused(load(name, evicted=99, incarnation=incarnation))
+                self._expect_refused(load(name, evicted_tokens=99, incarnation=incarnation))
             case _:
                 pass
 
     def _expect_refused(self, event: msg.AnyMessage) -> None:
-        before = self._snapshot_ledger()
+        before = snapshot(self.arbiter.ledger)
         with pytest.raises(msg.ProtocolError):
             self.arbiter.decide(self.now, event)
-        assert self._snapshot_ledger() == before
-
-    def _snapshot_ledger(self) -> object:
-        ledger = self.arbiter.ledger
-        accounts = [
-            (each.trajectory_id, each.state, each.tokens, each.pages, each.num_leases, each.waiting_since, each.request)
-            for each in ledger.accounts.values()
-        ]
-        engines = [
-            (
-                each.name,
-                each.incarnation,
-                each.leased_pages,
-                each.usable_pages,
-                each.running,
-                list(each.accounts),
-                list(each.idle),
-            )
-            for each in ledger.engines.values()
-        ]
-        return accounts, engines, dict(ledger.groups)
+        assert snapshot(self.arbiter.ledger) == before
 
     # ---------------------------------------------------------------- invariants
 

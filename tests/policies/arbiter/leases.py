@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from asterism.bus import messages as msg
 from asterism.policies.arbiter.arbiter import Arbiter
 from asterism.policies.arbiter.decode_cost import CostCoefficients
+from asterism.policies.arbiter.kv_ledger import Ledger
 from asterism.policies.decider import Send
 
 PROMPT = 8  # prompt tokens
@@ -33,36 +35,11 @@ def joined(number: int = 0, tokens: int = 64, page: int = 1, incarnation: int = 
     return msg.EngineJoined(f"generator-{number}", tokens, page, 0, incarnation)
 
 
-def load(
-    engine: str = "generator-0",
-    *,
-    running: int = 1,
-    steps: int = 0,
-    busy_s: float = 0.0,
-    used: int = 0,
-    cached: int = 0,
-    prefilled: int = 0,
-    recomputed: int = 0,
-    evicted: int = 0,
-    preempted: int = 0,
-    incarnation: int = 1,
-) -> msg.EngineLoadReported:
-    return msg.EngineLoadReported(
-        engine=engine,
-        version=0,
-        running=running,
-        waiting=0,
-        used_tokens=used,
-        cached_tokens=cached,
-        decode_steps=steps,
-        generated_tokens=0,
-        prefilled_tokens=prefilled,
-        recomputed_tokens=recomputed,
-        evicted_tokens=evicted,
-        preempted=preempted,
-        busy_s=busy_s,
-        incarnation=incarnation,
-    )
+def load(engine: str = "generator-0", **fields: float) -> msg.EngineLoadReported:
+    """Report the load of an engine with one running sequence and these fields. All other counts are 0."""
+    values: dict[str, Any] = dict.fromkeys(msg.EngineLoadReported.__struct_fields__, 0)
+    values |= {"engine": engine, "running": 1, "incarnation": 1, **fields}
+    return msg.EngineLoadReported(**values)
 
 
 def reports(
@@ -78,7 +55,8 @@ def reports(
         steps, prefilled = steps + new_steps, prefilled + new_prefilled
         seconds = costs.step * new_steps + costs.read * new_steps * (before + now) / 2 + costs.prefill * new_prefilled
         busy_s += seconds * (1 + noise * rng.standard_normal())
-        yield load(engine, steps=steps, busy_s=busy_s, used=now + 500, cached=500 if now else 0, prefilled=prefilled)
+        cache = {"used_tokens": now + 500, "cached_tokens": 500 if now else 0}
+        yield load(engine, decode_steps=steps, busy_s=busy_s, prefilled_tokens=prefilled, **cache)
 
 
 def settled(arbiter: Arbiter, now: float, event: msg.AnyMessage) -> list[Send]:
@@ -91,6 +69,16 @@ def settled(arbiter: Arbiter, now: float, event: msg.AnyMessage) -> list[Send]:
 
 def granted(effects: Sequence[Send]) -> list[msg.LeaseGranted]:
     return [effect.message for effect in effects if isinstance(effect.message, msg.LeaseGranted)]
+
+
+def snapshot(ledger: Ledger) -> object:
+    """Return copies of all accounts, engines and groups."""
+    accounts = [dict(vars(account)) for account in ledger.accounts.values()]
+    engines = [
+        {name: list(value.items()) if isinstance(value, dict) else value for name, value in vars(engine).items()}
+        for engine in ledger.engines.values()
+    ]
+    return accounts, engines, dict(ledger.groups)
 
 
 def served(effects: Sequence[Send]) -> list[int]:

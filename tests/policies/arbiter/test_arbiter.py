@@ -10,7 +10,7 @@ from asterism.bus import messages as msg
 from asterism.policies.arbiter.arbiter import MAX_GRANTS_PER_DECISION, Arbiter, PolicyName
 from asterism.policies.decider import Send
 from tests.policies.arbiter.arbiter_machine import ArbiterMachine
-from tests.policies.arbiter.leases import PROMPT, RESPONSE, joined, load, request, served, settled
+from tests.policies.arbiter.leases import PROMPT, RESPONSE, granted, joined, load, request, served, settled
 
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 BATCHING_REASON = "for requests made at the same time, then for room"
@@ -24,8 +24,9 @@ def make_arbiter(policy: PolicyName, *capacities: int, page: int = 1) -> Arbiter
     return arbiter
 
 
-def list_engines(effects: list[Send]) -> list[str]:
-    return [effect.message.engine for effect in effects if isinstance(effect.message, msg.LeaseGranted)]
+def place(arbiter: Arbiter, *requests: msg.LeaseRequested) -> list[str]:
+    """Decide the requests, and return the engines of the grants."""
+    return [grant.engine for each in requests for grant in granted(arbiter.decide(0.0, each))]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -67,30 +68,27 @@ def test_the_routing_policies_grant_every_request(policy: PolicyName) -> None:
 
 def test_static_assigns_each_group_a_fixed_engine() -> None:
     arbiter = make_arbiter("static", 64, 64)
-    where = [list_engines(list(arbiter.decide(0.0, request(tid, tid // 2)))) for tid in range(6)]
-    assert where == [["generator-0"]] * 2 + [["generator-1"]] * 2 + [["generator-0"]] * 2
+    where = place(arbiter, *(request(tid, tid // 2) for tid in range(6)))
+    assert where == ["generator-0"] * 2 + ["generator-1"] * 2 + ["generator-0"] * 2
 
 
 def test_round_robin_chooses_the_engines_in_turn() -> None:
     arbiter = make_arbiter("round_robin", 64, 64)
-    where = [list_engines(list(arbiter.decide(0.0, request(tid)))) for tid in range(4)]
-    assert where == [["generator-1"], ["generator-0"]] * 2
+    assert place(arbiter, *map(request, range(4))) == ["generator-1", "generator-0"] * 2
 
 
 def test_least_requests_chooses_the_engine_with_the_fewest_running_trajectories() -> None:
     arbiter = make_arbiter("least_requests", 64, 64)
-    where = [list_engines(list(arbiter.decide(0.0, request(tid)))) for tid in range(2)]
-    assert where == [["generator-0"], ["generator-1"]]
+    assert place(arbiter, request(0), request(1)) == ["generator-0", "generator-1"]
     arbiter.decide(0.0, msg.LeasePaused(1, 20))
-    assert list_engines(list(arbiter.decide(0.0, request(2)))) == ["generator-1"]
+    assert place(arbiter, request(2)) == ["generator-1"]
 
 
 def test_worst_case_chooses_the_engine_with_the_cache_or_else_with_the_most_free_tokens() -> None:
     arbiter = make_arbiter("worst_case", 200, 150)
-    where = [list_engines(list(arbiter.decide(0.0, request(tid)))) for tid in range(3)]
-    assert where == [["generator-0"], ["generator-1"], ["generator-0"]]
+    assert place(arbiter, *map(request, range(3))) == ["generator-0", "generator-1", "generator-0"]
     arbiter.decide(0.0, msg.LeasePaused(1, 20))
-    assert list_engines(list(arbiter.decide(0.0, request(1, tokens=25, turn=1, lease=2)))) == ["generator-1"]
+    assert place(arbiter, request(1, tokens=25, turn=1, lease=2)) == ["generator-1"]
 
 
 def test_under_worst_case_only_trajectories_with_a_cache_overtake_new_trajectories() -> None:
@@ -170,7 +168,7 @@ def test_unrelated_messages_are_refused() -> None:
 def build_machine_test(policy: PolicyName) -> type[TestCase]:
     machine = type(f"{policy}_machine", (ArbiterMachine,), {"policy": policy})
     machine.TestCase.settings = settings(stateful_step_count=40)
-    return machine.TestCase
+    return pytest.mark.slow(machine.TestCase)
 
 
 TestStatic = build_machine_test("static")

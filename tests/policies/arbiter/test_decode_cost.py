@@ -54,12 +54,12 @@ def test_the_counters_of_an_engine_that_rejoins_start_from_0() -> None:
 
 
 def test_a_constant_counter_costs_nothing_and_no_cost_is_negative() -> None:
-    only_steps = learn(load("a", steps=10 * number, busy_s=0.08 * number) for number in range(20))
+    only_steps = learn(load("a", decode_steps=10 * number, busy_s=0.08 * number) for number in range(20))
     assert only_steps.costs == pytest.approx((8e-3, 0.0, 0.0), rel=1e-3)
     idle = learn(load("a") for _ in range(20))
     assert idle.costs == NOTHING
     slower_with_less = learn(
-        load("a", steps=10 * number, busy_s=0.08 * number - 1e-6 * number**2, prefilled=number**2)
+        load("a", decode_steps=10 * number, busy_s=0.08 * number - 1e-6 * number**2, prefilled_tokens=number**2)
         for number in range(20)
     )
     assert slower_with_less.costs.prefill == 0.0

@@ -6,7 +6,7 @@ import pytest
 
 from asterism.bus.messages import EngineLeft, LeaseRequested, ProtocolError
 from asterism.policies.arbiter.kv_ledger import EngineAccount, KvAccount, Ledger
-from tests.policies.arbiter.leases import PROMPT, RESPONSE, joined, load, request
+from tests.policies.arbiter.leases import PROMPT, RESPONSE, joined, load, request, snapshot
 
 
 def make_ledger(tokens: int = 64, page: int = 1) -> tuple[Ledger, EngineAccount]:
@@ -35,11 +35,11 @@ def test_a_lease_beyond_the_free_pages_is_refused_unless_the_policy_oversells() 
 
 def test_older_reports_are_refused() -> None:
     _, engine = make_ledger(1000)
-    engine.apply_report(load(steps=10, evicted=0))
-    engine.apply_report(load(steps=20, evicted=5))
+    engine.apply_report(load(decode_steps=10, evicted_tokens=0))
+    engine.apply_report(load(decode_steps=20, evicted_tokens=5))
     with pytest.raises(ProtocolError, match="reports lower counters than before"):
-        engine.apply_report(load(steps=10, evicted=0))
-    engine.apply_report(load(steps=30, evicted=5))
+        engine.apply_report(load(decode_steps=10, evicted_tokens=0))
+    engine.apply_report(load(decode_steps=30, evicted_tokens=5))
     assert engine.usable_pages == 960  # the repeated report of the eviction reduces no further pages
 
 
@@ -67,30 +67,30 @@ def test_a_lease_extension_within_a_turn_is_distinguished_from_a_new_turn() -> N
 def test_the_usable_capacity_shrinks_on_evictions_and_recovers_slowly() -> None:
     _, engine = make_ledger(1000)
     engine.apply_report(load())
-    engine.apply_report(load(evicted=5))
+    engine.apply_report(load(evicted_tokens=5))
     assert engine.usable_pages == 950
-    engine.apply_report(load(evicted=5, preempted=1))
+    engine.apply_report(load(evicted_tokens=5, preempted=1))
     assert engine.usable_pages == 902
     for _ in range(5):
-        engine.apply_report(load(evicted=5, preempted=1))
+        engine.apply_report(load(evicted_tokens=5, preempted=1))
     assert 902 < engine.usable_pages < 1000
     for _ in range(20):
-        engine.apply_report(load(evicted=5, preempted=1))
+        engine.apply_report(load(evicted_tokens=5, preempted=1))
     assert engine.usable_pages == 1000
 
 
 def test_the_time_of_a_decode_step_is_measured_between_two_reports() -> None:
     _, engine = make_ledger()
-    engine.apply_report(load(steps=10, busy_s=1.0))
-    engine.apply_report(load(steps=20, busy_s=1.5))
-    engine.apply_report(load(steps=20, busy_s=1.9))
+    engine.apply_report(load(decode_steps=10, busy_s=1.0))
+    engine.apply_report(load(decode_steps=20, busy_s=1.5))
+    engine.apply_report(load(decode_steps=20, busy_s=1.9))
     assert engine.step_s == pytest.approx(0.05)
 
 
 def test_the_only_account_of_an_engine_can_use_all_announced_pages() -> None:
     ledger, engine = make_ledger(64)
     engine.apply_report(load())
-    engine.apply_report(load(evicted=1))
+    engine.apply_report(load(evicted_tokens=1))
     assert engine.usable_pages == 60
     alone = ledger.enqueue_request(request(1), "rollout-0", 0.0)
     assert engine.count_free_pages_for(alone) == 64
@@ -131,24 +131,12 @@ def ask(tid: int, group: int | None = None, **fields: int) -> Callable[[Ledger],
     ],
 )
 def test_invalid_events_raise_and_change_nothing(act: Callable[[Ledger], object], match: str) -> None:
-    ledger, engine = make_ledger()
+    ledger, _ = make_ledger()
     lease(ledger, request(RUNNING, 7), 12)
     lease(ledger, request(PARKED, 7), 12)
     ledger.mark_idle(PARKED, 12)
     ledger.enqueue_request(request(WAITING, 7), "rollout-0", 0.0)
-
-    def snapshot() -> object:
-        holdings = [(each.state, each.tokens, each.pages, each.num_leases) for each in ledger.accounts.values()]
-        return (
-            holdings,
-            dict(ledger.groups),
-            set(ledger.engines),
-            engine.leased_pages,
-            engine.running,
-            dict(engine.group_members),
-        )
-
-    before = snapshot()
+    before = snapshot(ledger)
     with pytest.raises(ProtocolError, match=match):
         act(ledger)
-    assert snapshot() == before
+    assert snapshot(ledger) == before

@@ -139,9 +139,9 @@ def test_a_waiting_trajectory_does_not_preempt_while_another_runs() -> None:
     scene.request_leases(1, 2, 3)
     assert not released([*scene.request_lease(1, tokens=110), *scene.request_lease(2, tokens=110)])
     scene.now = 0.9
-    assert not released(scene.decide(load(steps=1)))
+    assert not released(scene.decide(load(decode_steps=1)))
     scene.now = 1.1
-    effects = scene.decide(load(steps=2))
+    effects = scene.decide(load(decode_steps=2))
     assert (released(effects), served(effects)) == ([2], [1])
     deferrals = [effect.message for effect in effects if isinstance(effect.message, LeaseDeferred)]
     assert deferrals == [LeaseDeferred(2, "an older trajectory needs its pages")]
@@ -224,7 +224,7 @@ def test_the_only_trajectory_of_an_engine_gets_all_remaining_room() -> None:
     scene.request_lease(1)
     scene.decide(load())
     for number in range(1, 5):
-        scene.decide(load(evicted=number))  # the usable capacity shrinks
+        scene.decide(load(evicted_tokens=number))  # the usable capacity shrinks
     (grant,) = granted(scene.request_lease(1, tokens=995))
     assert isinstance(grant, LeaseGranted)
     assert grant.tokens == 1000
@@ -277,7 +277,7 @@ def test_no_trajectory_migrates_while_others_wait_to_start() -> None:
 def report_both(scene: Scene, number: int) -> None:
     """Report ten more steps of both engines; each cached token costs a microsecond, and nothing else costs time."""
     for engine in ("generator-0", "generator-1"):
-        scene.decide(load(engine, steps=10 * number, busy_s=0.1 * number**2, used=20_000 * number))
+        scene.decide(load(engine, decode_steps=10 * number, busy_s=0.1 * number**2, used_tokens=20_000 * number))
 
 
 def start_equally_long(scene: Scene, count: int) -> None:
@@ -296,7 +296,7 @@ def test_an_oversold_engine_evicts_down_to_its_usable_pages() -> None:
         scene.pause(tid, 250)
     scene.arbiter.decide(0.0, load())
     for number in range(1, 7):
-        scene.arbiter.decide(0.0, load(evicted=number))  # 732 tokens stay usable
+        scene.arbiter.decide(0.0, load(evicted_tokens=number))  # 732 tokens stay usable
     effects = scene.request_lease(1, tokens=250)
     assert released(effects) == [2, 3]  # one eviction would not be enough
     assert served(effects) == [1]

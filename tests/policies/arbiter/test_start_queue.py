@@ -24,6 +24,10 @@ class Waiting:
         for tid in trajectories:
             self.new.add(self.ledger.enqueue_request(request(tid, group), "rollout-0", 0.0))
 
+    def add_groups(self, size: int, *groups: int) -> None:
+        for group in groups:
+            self.add(group, *range(10 * group, 10 * group + size))
+
     def start_next(self) -> KvAccount:
         holding, _ = self.new.peek()
         assert holding is not None
@@ -47,8 +51,7 @@ class Waiting:
 def test_a_few_trajectories_of_each_group_start_before_the_longest_expected_trajectories() -> None:
     waiting = Waiting()
     waiting.final = {1: 100.0, 2: 900.0, 3: 500.0}
-    for group in (1, 2, 3):
-        waiting.add(group, *range(10 * group, 10 * group + 6))
+    waiting.add_groups(6, 1, 2, 3)
     probes = waiting.start_groups(12)
     assert [probes.count(group) for group in (1, 2, 3)] == [4, 4, 4]
     assert waiting.start_groups(6) == [2, 2, 3, 3, 1, 1]
@@ -62,26 +65,18 @@ def test_within_a_group_the_first_request_starts_first() -> None:
     assert [waiting.start_next().trajectory_id for _ in range(3)] == [15, 11, 13]
 
 
-def test_a_group_is_ranked_again_when_its_expected_length_changes() -> None:
+@pytest.mark.parametrize(("before", "after", "order"), [(100.0, 900.0, [2, 2, 1, 1]), (900.0, 50.0, [1, 1, 2, 2])])
+def test_a_group_is_ranked_again_when_its_expected_length_changes(
+    before: float, after: float, order: list[int]
+) -> None:
+    """The expected final length of group 2 changes; it is 100 for group 1."""
     waiting = Waiting()
-    for group in (1, 2):
-        waiting.add(group, *range(10 * group, 10 * group + 7))
+    waiting.final = {2: before}
+    waiting.add_groups(6, 1, 2)
     waiting.start_groups(8)
-    waiting.final = {1: 100.0, 2: 900.0}  # final lengths, according to the first members
+    waiting.final = {2: after}
     waiting.new.update_rank(2)
-    assert waiting.start_groups(3) == [2, 2, 2]
-    assert waiting.start_groups(3) == [1, 1, 1]
-
-
-def test_a_group_with_a_shortened_expected_length_loses_its_rank() -> None:
-    waiting = Waiting()
-    waiting.final = {1: 100.0, 2: 900.0}
-    for group in (1, 2):
-        waiting.add(group, *range(10 * group, 10 * group + 6))
-    waiting.start_groups(8)
-    waiting.final[2] = 50.0
-    waiting.new.update_rank(2)
-    assert waiting.start_groups(4) == [1, 1, 2, 2]
+    assert waiting.start_groups(4) == order
 
 
 def test_a_trajectory_is_overdue_after_the_maximum_number_of_overtakes() -> None:
@@ -127,8 +122,7 @@ def test_a_fully_started_group_is_ranked_again_when_members_are_added() -> None:
 @pytest.mark.parametrize("groups", [1, 5])
 def test_repeated_ranking_takes_bounded_memory(groups: int) -> None:
     waiting = Waiting()
-    for group in range(groups):
-        waiting.add(group, *range(10 * group, 10 * group + 5))
+    waiting.add_groups(5, *range(groups))
     for number in range(1000):
         waiting.final[number % groups] = float(number)
         waiting.new.update_rank(number % groups)

@@ -85,6 +85,7 @@ def test_the_last_box_agrees_with_its_definition(text: str) -> None:
     assert extract_last_boxed(text) == find_by_definition(text)
 
 
+@pytest.mark.slow
 @given(st.text(alphabet="{}ab\\ 1.", max_size=40))
 def test_any_text_is_accepted_and_the_content_of_a_box_has_balanced_braces(text: str) -> None:
     found = extract_last_boxed("\\boxed{" + text)

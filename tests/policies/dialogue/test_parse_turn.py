@@ -18,6 +18,7 @@ from asterism.tasks.math_python import MATH_PYTHON
 FORMAT = build_dialogue_format(DialogueConfig(), MATH_PYTHON)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALL_FORMATS)
 @example("[" * 1000 + '\\" {' * 100, "")  # brackets in a string do not nest
 @given(st.text(), st.text())

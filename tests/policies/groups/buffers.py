@@ -1,6 +1,7 @@
 """A driver for the group buffer, and readers of its effects."""
 
 from collections.abc import Sequence
+from typing import Self
 
 from msgspec.structs import replace
 
@@ -59,6 +60,16 @@ class BufferDriver:
         self.groups: dict[int, msg.StartGroup] = {}
         self.batches: list[CompleteBatch] = []
         self._assembler = BatchAssembler()
+
+    @classmethod
+    def start(cls, *ended: int, steps: int = 1, **rl: object) -> Self:
+        """Request the first steps of a run with these settings, and end the groups in `ended` without stale tokens."""
+        driver = cls(make_run(**rl))
+        for step in range(1, steps + 1):
+            driver.request_step(step)
+        for group_id in ended:
+            driver.end(group_id, 0)
+        return driver
 
     def request_step(self, step: int, version: int = 0) -> list[Send]:
         return self.decide(msg.StepRequested(step, version))

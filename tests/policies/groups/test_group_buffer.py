@@ -1,6 +1,7 @@
 """The group buffer judges each complete group once, and loses no trajectory."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -32,6 +33,12 @@ def make_driver(run: RunConfig = RUN, test: ProblemSet | None = None) -> BufferD
     return BufferDriver(run, TRAIN, test or ProblemSet.of_one_task(TEST))
 
 
+def collect_step(driver: BufferDriver, *rewards: Sequence[float | None]) -> list[Send]:
+    """Start step 1 and end its groups, which have these rewards. Return the effects of the ends."""
+    driver.request_step(1)
+    return [send for group, each in enumerate(rewards) for send in driver.end(group, 0, rewards=each)]
+
+
 def get_failure(effects: list[Send]) -> str:
     (failure,) = [effect.message for effect in effects if isinstance(effect.message, msg.RunFailed)]
     return failure.cause
@@ -46,9 +53,7 @@ def test_a_step_starts_one_group_of_2g_trajectories_for_each_group_of_its_batch(
 
 def test_the_learner_receives_resampled_mixed_groups_with_advantages() -> None:
     driver = make_driver()
-    driver.request_step(1)
-    effects = driver.end(0, 0, rewards=[1.0, 0.0, 0.0, 1.0])
-    effects += driver.end(1, 0, rewards=[0.0, 1.0, 0.0, 0.0])
+    effects = collect_step(driver, [1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 0.0, 0.0])
     rows = driver.batches[0].samples
     assert [row.group_id for row in rows] == [0, 0, 1, 1]
     assert [row.advantage for row in rows] == pytest.approx([2**-0.5, -(2**-0.5)] * 2, abs=1e-5) or sorted(
@@ -59,9 +64,7 @@ def test_the_learner_receives_resampled_mixed_groups_with_advantages() -> None:
 
 def test_plain_grpo_trains_on_the_whole_group() -> None:
     driver = make_driver(replace(RUN, roc=RocConfig(enabled=False)))
-    driver.request_step(1)
-    effects = driver.end(0, 0, rewards=[1.0, 0.0, 0.0, 1.0])
-    effects += driver.end(1, 0, rewards=[0.0, 1.0, 0.0, 0.0])
+    collect_step(driver, [1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 0.0, 0.0])
     assert len(driver.batches[0].samples) == 8
 
 
@@ -78,17 +81,13 @@ def test_equal_rewards_are_rejected_and_refilled_up_to_the_limit() -> None:
 
 def test_a_step_with_only_rejected_groups_ends() -> None:
     driver = make_driver(replace(RUN, rl=replace(RUN.rl, max_refill_groups=0)))
-    driver.request_step(1)
-    driver.end(0, 0, rewards=[1.0] * 4)
-    driver.end(1, 0, rewards=[0.0] * 4)
+    collect_step(driver, [1.0] * 4, [0.0] * 4)
     assert driver.batches[0].samples == ()
 
 
 def test_infrastructure_failures_are_excluded_and_counted_by_cause() -> None:
     driver = make_driver()
-    driver.request_step(1)
-    driver.end(0, 0, rewards=[1.0, None, 0.0, 1.0])
-    step = get_collected(driver.end(1, 0, rewards=[0.0, 1.0, 0.0, 0.0]))
+    step = get_collected(collect_step(driver, [1.0, None, 0.0, 1.0], [0.0, 1.0, 0.0, 0.0]))
     totals = step.counts.totals
     assert (totals.trajectories, totals.trajectories_failed, totals.positives) == (7, 1, 3)
     assert step.failures == {"sandbox": 1}
@@ -96,9 +95,7 @@ def test_infrastructure_failures_are_excluded_and_counted_by_cause() -> None:
 
 def test_a_step_without_any_result_fails_the_run_with_the_first_cause() -> None:
     driver = make_driver(replace(RUN, rl=replace(RUN.rl, max_refill_groups=0)))
-    driver.request_step(1)
-    driver.end(0, 0, rewards=[None] * 4)
-    effects = driver.end(1, 0, rewards=[None] * 4)
+    effects = collect_step(driver, [None] * 4, [None] * 4)
     assert get_failure(effects) == "every trajectory of step 1 failed, 8 in all. The first: sandbox: gone"
     assert not [effect for effect in effects if isinstance(effect.message, msg.BatchReady)]
 
@@ -129,8 +126,7 @@ def test_a_step_does_not_start_before_the_end_of_the_previous_step() -> None:
 
 def test_a_resumed_buffer_continues_where_the_step_ended() -> None:
     whole, resumed = make_driver(), make_driver()
-    whole.request_step(1)
-    effects = [effect for number in range(2) for effect in whole.end(number, 0, rewards=[1.0, 0.0, 1.0, 0.0])]
+    effects = collect_step(whole, *[[1.0, 0.0, 1.0, 0.0]] * 2)
     resumed.decide(msg.RunStarted(1, get_collected(effects).cursor))
     request = msg.StepRequested(2, 1)
     assert resumed.buffer.decide(9.0, request) == whole.buffer.decide(5.0, request)
@@ -235,6 +231,7 @@ def test_an_evaluation_uses_no_training_problem() -> None:
     assert driver.buffer.state.cursor.position == before
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_every_step_ends_and_its_counts_add_up(data: st.DataObject) -> None:
     run = replace(RUN, rl=RlConfig(prompts=3, rollouts=4, max_refill_groups=data.draw(st.integers(0, 3))))
@@ -273,6 +270,7 @@ def test_every_step_ends_and_its_counts_add_up(data: st.DataObject) -> None:
 REWARDS = st.sampled_from([0.0, 1.0])
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(REWARDS, REWARDS, REWARDS, REWARDS), min_size=6, max_size=6),
     st.lists(st.integers(0, 2**16), min_size=24, max_size=24),

@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from asterism.bus.messages import GroupJudged
 from asterism.configs.errors import UnusableInput
-from asterism.configs.schema.algorithm import RlConfig, RocConfig
+from asterism.configs.schema.algorithm import RlConfig
 from asterism.policies.groups.advantages import center_rewards, load_advantage_estimator
-from tests.policies.groups.buffers import BufferDriver, get_collected, make_run
+from tests.policies.groups.buffers import BufferDriver, get_collected
 
 CODE = """
 def double(rewards):
@@ -36,14 +35,13 @@ def plug_in(tmp_path: Path) -> Path:
     return path
 
 
-def make_driver(**rl: object) -> BufferDriver:
-    run = make_run(prompts=1, rollouts=4, max_refill_groups=1, **rl)
-    return BufferDriver(replace(run, roc=RocConfig(enabled=False)))
+def start_step(**rl: object) -> BufferDriver:
+    """Start a step with one group of four trajectories."""
+    return BufferDriver.start(prompts=1, rollouts=4, max_refill_groups=1, **rl)
 
 
 def test_advantages_of_a_plug_in_reach_the_learner(plug_in: Path) -> None:
-    driver = make_driver(advantage_estimator=f"{plug_in}:double")
-    driver.request_step(1)
+    driver = start_step(advantage_estimator=f"{plug_in}:double")
     driver.end(0, 0, rewards=(0.0, 0.25, 0.5, 1.0))
     (batch,) = driver.batches
     assert [sample.advantage for sample in batch.samples] == [0.0, 0.5, 1.0, 2.0]
@@ -55,8 +53,7 @@ def test_dr_grpo_advantages_are_centered_rewards() -> None:
 
 
 def test_groups_that_a_filter_rejects_are_replaced(plug_in: Path) -> None:
-    driver = make_driver(group_filter=f"{plug_in}:accept_large")
-    driver.request_step(1)
+    driver = start_step(group_filter=f"{plug_in}:accept_large")
     effects = driver.end(0, 0, rewards=(0.0, 1.0, 1.0, 1.0))
     assert [send.message.verdict for send in effects if isinstance(send.message, GroupJudged)] == ["rejected"]
     effects = driver.end(1, 0, rewards=(0.75, 1.0, 1.0, 1.0))
@@ -66,8 +63,7 @@ def test_groups_that_a_filter_rejects_are_replaced(plug_in: Path) -> None:
 
 @pytest.mark.parametrize("name", ["all", "accept_all"])
 def test_a_filter_can_accept_equal_rewards(plug_in: Path, name: str) -> None:
-    driver = make_driver(group_filter=name if name == "all" else f"{plug_in}:{name}")
-    driver.request_step(1)
+    driver = start_step(group_filter=name if name == "all" else f"{plug_in}:{name}")
     driver.end(0, 0, rewards=(1.0, 1.0, 1.0, 1.0))
     (batch,) = driver.batches
     assert [sample.advantage for sample in batch.samples] == [0.0] * 4
@@ -75,7 +71,6 @@ def test_a_filter_can_accept_equal_rewards(plug_in: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["drop_one", "divide_by_zero"])
 def test_missing_advantages_and_infinite_advantages_are_refused(plug_in: Path, name: str) -> None:
-    driver = make_driver(advantage_estimator=f"{plug_in}:{name}")
-    driver.request_step(1)
+    driver = start_step(advantage_estimator=f"{plug_in}:{name}")
     with pytest.raises(UnusableInput, match=r"^rl\.advantage_estimator: .* do not fit the rewards"):
         driver.end(0, 0, rewards=(0.0, 0.25, 0.5, 1.0))

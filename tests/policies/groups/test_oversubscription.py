@@ -12,11 +12,7 @@ from tests.policies.groups.buffers import BufferDriver, get_collected, list_abor
 @pytest.fixture
 def aborting() -> BufferDriver:
     """Make a driver with a complete first step. Its third group, with trajectories 4 and 5, is aborted."""
-    driver = BufferDriver(make_run(max_staleness=0, group_oversampling=1.5))
-    driver.request_step(1)
-    driver.end(0, 0)
-    driver.end(1, 0)
-    return driver
+    return BufferDriver.start(0, 1, max_staleness=0, group_oversampling=1.5)
 
 
 def test_a_step_starts_surplus_groups_and_ends_with_its_first_complete_groups() -> None:
@@ -36,9 +32,7 @@ def test_the_number_of_groups_is_rounded_up_despite_float_errors() -> None:
 
 
 def test_aborted_trajectories_are_neither_answers_nor_failures() -> None:
-    driver = BufferDriver(make_run(max_staleness=0, group_oversampling=1.5))
-    driver.request_step(1)
-    driver.end(0, 0)
+    driver = BufferDriver.start(0, max_staleness=0, group_oversampling=1.5)
     step = get_collected(driver.end(1, 0))
     totals = step.counts.totals
     assert (totals.trajectories, totals.trajectories_failed, step.failures) == (4, 0, {})
@@ -49,8 +43,7 @@ def test_aborted_trajectories_are_neither_answers_nor_failures() -> None:
 
 
 def test_lengths_include_all_started_trajectories_and_the_tokens_of_aborted_ones() -> None:
-    driver = BufferDriver(make_run(max_staleness=0, group_oversampling=1.5))
-    driver.request_step(1)
+    driver = BufferDriver.start(max_staleness=0, group_oversampling=1.5)
     driver.end(0, 0, 0)
     driver.end(1, 0)
     # The end was in flight when the abort was sent.
@@ -82,10 +75,8 @@ def test_a_run_without_aborted_trajectories_finishes_immediately() -> None:
 
 
 def test_an_abort_of_an_open_trajectory_is_refused() -> None:
-    driver = BufferDriver(make_run())
-    driver.request_step(1)
     with pytest.raises(msg.ProtocolError, match="was aborted without a request"):
-        driver.decide(msg.TrajectoryAborted(0, 0, STEP_ENDED, 7))
+        BufferDriver.start().decide(msg.TrajectoryAborted(0, 0, STEP_ENDED, 7))
 
 
 def test_a_carried_group_replaces_a_new_group_of_the_next_step() -> None:
@@ -107,11 +98,9 @@ def test_stale_carried_groups_are_masked_or_dropped() -> None:
         ("mask", 2, msg.StalenessCounts(tokens=4, versions_behind=2, max_versions_behind=1, tokens_masked=2)),
         ("drop", 0, msg.StalenessCounts(trajectories_dropped=2)),
     ):
-        driver = BufferDriver(make_run(prompts=1, group_oversampling=2, surplus_groups="carry", stale_tokens=rule))
-        driver.request_step(1)
-        driver.request_step(2)
-        driver.end(0, 0)
-        driver.end(2, 0)  # group 1, started for step 1, is carried to step 3
+        # Group 1, started for step 1, is carried to step 3.
+        settings = {"group_oversampling": 2, "surplus_groups": "carry", "stale_tokens": rule}
+        driver = BufferDriver.start(0, 2, steps=2, prompts=1, **settings)
         driver.request_step(3, 1)
         num_before = len(driver.batches)
         effects = driver.end(1, 0, 1, 2)
@@ -125,9 +114,7 @@ def test_stale_carried_groups_are_masked_or_dropped() -> None:
 
 
 def test_a_resumed_run_restarts_carried_groups() -> None:
-    driver = BufferDriver(make_run(prompts=1, group_oversampling=2, surplus_groups="carry"))
-    driver.request_step(1)
-    driver.request_step(2)
+    driver = BufferDriver.start(steps=2, prompts=1, group_oversampling=2, surplus_groups="carry")
     assert get_collected(driver.end(0, 0)).cursor.pending == (1, 2)
 
 
@@ -150,9 +137,7 @@ def test_the_last_step_carries_no_groups() -> None:
 
 
 def test_a_carried_group_that_has_ended_is_judged_when_the_next_step_is_requested() -> None:
-    driver = BufferDriver(make_run(prompts=1, group_oversampling=3, surplus_groups="carry"))
-    driver.request_step(1)
-    driver.end(0, 0)
+    driver = BufferDriver.start(0, prompts=1, group_oversampling=3, surplus_groups="carry")
     assert not driver.end(1, 0)
     num_before = len(driver.batches)
     driver.request_step(2)

@@ -20,7 +20,7 @@ from asterism.policies.groups.advantages import compute_advantages
 from asterism.policies.groups.response_filters import compute_overlong_penalty, repeats_ngram
 from asterism.policies.groups.selection import GroupSelection, SelectionRules, select_rows
 from asterism.policies.step_metrics import StepTimes, compute_step_metrics
-from tests.policies.groups.buffers import BufferDriver, get_collected, make_run
+from tests.policies.groups.buffers import BufferDriver, get_collected
 from tests.policies.groups.finished import finished
 
 PROMPT = 3
@@ -34,12 +34,12 @@ def respond(number: int, reward: float, token_ids: list[int], ending: Ending = "
     return replace(finished(number, reward), record=record, ending=ending)
 
 
-def select(group: list[TrajectoryFinished], **rl: Any) -> GroupSelection:
+def select(group: list[TrajectoryFinished], *, resamples: bool = False, **rl: Any) -> GroupSelection:
     run = RunConfig(
         name="a",
         dialogue=DialogueConfig(response_tokens=100),
         rl=RlConfig(prompts=1, rollouts=4, **rl),
-        roc=RocConfig(enabled=False),
+        roc=RocConfig(enabled=resamples),
     )
     return select_rows(SelectionRules.from_config(run), group, 1)
 
@@ -69,12 +69,7 @@ class TestOverlongPenalty:
     def test_the_penalty_does_not_change_the_positives_of_roc(self) -> None:
         """The penalty is larger than the rewards of both long positives."""
         group = [respond(number, float(number > 1), [7] * 100) for number in range(4)]
-        run = RunConfig(
-            name="a",
-            dialogue=DialogueConfig(response_tokens=100),
-            rl=RlConfig(prompts=1, rollouts=4, overlong_buffer_tokens=20, overlong_penalty=2.0),
-        )
-        rows = select_rows(SelectionRules.from_config(run), group, 1).rows
+        rows = select(group, resamples=True, overlong_buffer_tokens=20, overlong_penalty=2.0).rows
         assert sorted(row.trajectory_id > 1 for row in rows) == [False, True]
 
     def test_the_penalty_uses_the_length_limit_of_each_task(self) -> None:
@@ -127,9 +122,8 @@ class TestFilters:
         assert found == [max(counts.values(), default=0) > limit for limit in range(1, 12)]
 
     def test_the_step_counts_dropped_responses(self) -> None:
-        run = make_run(prompts=1, rollouts=4, max_refill_groups=0, repeated_ngram_tokens=1, repeated_ngram_limit=1)
-        driver = BufferDriver(replace(run, roc=RocConfig(enabled=False)))
-        driver.request_step(1)
+        limits = {"repeated_ngram_tokens": 1, "repeated_ngram_limit": 1}
+        driver = BufferDriver.start(prompts=1, rollouts=4, max_refill_groups=0, **limits)
         effects = driver.end(0, 0, 0, rewards=(0.0, 1.0, 0.0, 1.0))
         assert driver.batches[0].samples == ()
         counts = get_collected(effects).counts

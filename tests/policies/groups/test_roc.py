@@ -33,8 +33,8 @@ def test_a_trajectory_without_calls_has_half_the_error_penalty() -> None:
 
 
 def test_the_release_counts_results_that_contain_error_and_not_failed_calls() -> None:
-    says_relative_error = finished(0, 1.0, calls=2, failed=0, mentions=1)
-    timed_out_in_silence = finished(0, 1.0, calls=2, failed=1, mentions=0)
+    says_relative_error = finished(0, 1.0, calls=2, failed=0, responses_with_error=1)
+    timed_out_in_silence = finished(0, 1.0, calls=2, failed=1, responses_with_error=0)
     assert compute_error_penalty(says_relative_error, "release") == 0.5
     assert compute_error_penalty(says_relative_error, "report") == 0.0
     assert compute_error_penalty(timed_out_in_silence, "release") == 0.0
@@ -53,14 +53,14 @@ def test_the_release_counts_results_that_contain_error_and_not_failed_calls() ->
     ],
 )
 def test_answer_tags_set_the_format_penalty(opens: int, closes: int, turns: int, report: float, release: float) -> None:
-    trajectory = finished(0, 1.0, opens=opens, closes=closes, turns=turns)
+    trajectory = finished(0, 1.0, opens=opens, answer_closes=closes, turns=turns)
     assert compute_format_penalty(trajectory, "report") == report
     assert compute_format_penalty(trajectory, "release") == pytest.approx(release)
 
 
 def test_reversed_and_nested_answer_tags_are_a_violation_in_the_report_as_well() -> None:
     for spans in (0, 1):
-        trajectory = finished(0, 1.0, opens=2, spans=spans, turns=4)
+        trajectory = finished(0, 1.0, opens=2, answer_spans=spans, turns=4)
         assert compute_format_penalty(trajectory, "report") == compute_format_penalty(trajectory, "release") == 1.0
 
 

@@ -64,18 +64,12 @@ def test_concurrent_steps_are_limited_by_the_bound() -> None:
 
 
 def test_no_step_is_skipped() -> None:
-    driver = BufferDriver(make_run())
-    driver.request_step(1)
     with pytest.raises(msg.ProtocolError, match="step 3 does not follow step 1"):
-        driver.request_step(3)
+        BufferDriver.start().request_step(3)
 
 
 def test_batches_are_sent_in_step_order() -> None:
-    driver = BufferDriver(make_run())
-    driver.request_step(1)
-    driver.request_step(2)
-    driver.end(2, 0)
-    driver.end(3, 0)
+    driver = BufferDriver.start(2, 3, steps=2)
     assert not driver.batches
     driver.end(0, 0)
     driver.end(1, 0)
@@ -86,10 +80,7 @@ def test_batches_are_sent_in_step_order() -> None:
 
 
 def test_the_step_reports_the_staleness_of_its_tokens() -> None:
-    driver = BufferDriver(make_run())
-    driver.request_step(1)
-    driver.request_step(2)
-    driver.end(0, 0)
+    driver = BufferDriver.start(0, steps=2)
     assert get_collected(driver.end(1, 0)).staleness == msg.StalenessCounts(tokens=4)
     driver.end(2, 0, 1)
     assert get_collected(driver.end(3, 1)).staleness == msg.StalenessCounts(
@@ -98,17 +89,11 @@ def test_the_step_reports_the_staleness_of_its_tokens() -> None:
 
 
 def test_the_synchronous_algorithm_counts_no_staleness() -> None:
-    driver = BufferDriver(make_run(max_staleness=0))
-    driver.request_step(1)
-    driver.end(0, 0)
-    assert get_collected(driver.end(1, 0)).staleness is None
+    assert get_collected(BufferDriver.start(0, max_staleness=0).end(1, 0)).staleness is None
 
 
 def test_a_resumed_run_starts_with_the_groups_in_flight() -> None:
-    driver = BufferDriver(make_run())
-    driver.request_step(1)
-    driver.request_step(2)
-    driver.end(0, 0)
+    driver = BufferDriver.start(0, steps=2)
     cursor = get_collected(driver.end(1, 0)).cursor
     assert cursor == msg.BufferCursor(position=4, next_group_id=4, next_trajectory_id=8, pending=(2, 3))
     resumed = BufferDriver(make_run())

@@ -66,15 +66,10 @@ def test_a_recorded_synchronous_run_is_reproduced(name: str) -> None:
 def decode_batch(effect: bytes) -> list[CompleteBatch]:
     """Return the batch of an effect, if it has one. In the recordings, BatchReady contains the samples."""
     _, _, (kind, *fields) = msgspec.msgpack.decode(effect)
-    return [msgspec.convert(fields, RecordedBatch).complete()] if kind == "BatchReady" else []
-
-
-class RecordedBatch(msgspec.Struct, array_like=True):
-    step: int
-    samples: tuple[msg.TrainingSample, ...]
-
-    def complete(self) -> CompleteBatch:
-        return CompleteBatch(self.step, self.samples)
+    if kind != "BatchReady":
+        return []
+    step, samples = msgspec.convert(fields, tuple[int, tuple[msg.TrainingSample, ...]])
+    return [CompleteBatch(step, samples)]
 
 
 def without_loads(effects: Sequence[msg.Envelope]) -> list[msg.Envelope]:

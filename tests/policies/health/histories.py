@@ -5,6 +5,8 @@ from pathlib import Path
 
 import msgspec
 
+from asterism.bus import messages as msg
+
 # Steps 1 to 60 of `make demo` with seed 0, rounded to four digits.
 HEALTHY_STEPS = [
     msgspec.json.decode(line, type=dict[str, float])
@@ -87,3 +89,12 @@ def plant(fault: PlantedFault) -> list[dict[str, float]]:
         values: Values = {**healthy, **(fault.values if has_fault else {})}
         steps.append({name: value for name, value in values.items() if value is not None})
     return steps
+
+
+def list_step_events(step: int, counts: msg.StepCounts) -> list[msg.AnyMessage]:
+    return [
+        msg.StepRequested(step, step - 1),
+        msg.StepCollected(step, 4, counts, {}, msg.BufferCursor()),
+        msg.StepTrained(step, {"updates": 1.0, "updates_skipped": 0.0, "loss": 0.1}),
+        msg.WeightsSynced(step),
+    ]

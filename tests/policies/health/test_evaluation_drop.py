@@ -8,6 +8,7 @@ from asterism.bus import messages as msg
 from asterism.configs.schema.health import HealthConfig
 from asterism.policies.health.evaluation_drop import EvaluationPoint, count_standard_errors
 from asterism.policies.recorder import Recorder
+from tests.policies.health.histories import list_step_events
 
 QUESTIONS = 200
 
@@ -22,12 +23,7 @@ class RecordedRun:
     def train(self, reward: float) -> None:
         self._step += 1
         totals = msg.TaskCounts(groups=16, trajectories=128, reward=128 * reward, positives=int(128 * reward))
-        events = (
-            msg.StepRequested(self._step, self._step - 1),
-            msg.StepCollected(self._step, 64, msg.StepCounts(totals), {}, msg.BufferCursor()),
-            msg.StepTrained(self._step, {"updates": 2.0, "updates_skipped": 0.0}),
-            msg.WeightsSynced(self._step),
-        )
+        events = list_step_events(self._step, msg.StepCounts(totals))
         self._add_reports(*(self.recorder.decide(float(self._step), event) for event in events))
 
     def evaluate(self, label: str, accuracy: float, sets: dict[str, msg.TaskCounts] | None = None) -> None:

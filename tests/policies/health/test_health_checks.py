@@ -106,6 +106,7 @@ def test_any_values_and_missing_metrics_are_accepted(steps: list[dict[str, float
     assert {check for _, check, _ in reports} <= set(HEALTH_CHECKS)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_missing_metrics_of_a_healthy_run_trigger_no_check(data: st.DataObject) -> None:
     names = st.sets(st.sampled_from(METRICS_READ), max_size=4)

@@ -12,19 +12,11 @@ from asterism.configs.schema.health import HealthConfig
 from asterism.policies.decider import Send
 from asterism.policies.recorder import Recorder
 from tests.policies.arbiter.leases import load
+from tests.policies.health.histories import list_step_events
 
 TOO_LONG = msg.StepCounts(
     msg.TaskCounts(groups=2, trajectories=8, positives=4, reward=4.0), endings={"length": 6, "answered": 2}
 )
-
-
-def list_step_events(step: int, counts: msg.StepCounts = TOO_LONG) -> list[msg.AnyMessage]:
-    return [
-        msg.StepRequested(step, step - 1),
-        msg.StepCollected(step, 4, counts, {}, msg.BufferCursor()),
-        msg.StepTrained(step, {"updates": 1.0, "updates_skipped": 0.0, "loss": 0.1}),
-        msg.WeightsSynced(step),
-    ]
 
 
 def decide_all(recorder: Recorder, events: Sequence[msg.AnyMessage]) -> list[Send]:
@@ -32,7 +24,7 @@ def decide_all(recorder: Recorder, events: Sequence[msg.AnyMessage]) -> list[Sen
 
 
 def list_events(steps: Sequence[int]) -> list[msg.AnyMessage]:
-    return [event for step in steps for event in list_step_events(step)]
+    return [event for step in steps for event in list_step_events(step, TOO_LONG)]
 
 
 def list_health_sends(sends: Sequence[Send]) -> list[Send]:
@@ -104,7 +96,7 @@ def test_a_replay_repeats_reports_and_states_byte_for_byte() -> None:
 
 def get_recomputed_share(recorder: Recorder, step: int, *loads: msg.EngineLoadReported) -> float | None:
     """Return the share of recomputed tokens in a step in which engines send these load reports."""
-    *before, synced = list_step_events(step)
+    *before, synced = list_step_events(step, TOO_LONG)
     sends = decide_all(recorder, [*before, *loads, synced])
     (line,) = [send.message for send in sends if isinstance(send.message, msg.MetricsRecorded)]
     return line.values.get("recomputed_share")
@@ -115,20 +107,23 @@ def test_the_share_of_recomputed_tokens_covers_all_engines_since_the_previous_st
     assert get_recomputed_share(recorder, 1) is None
     assert (
         get_recomputed_share(
-            recorder, 2, load(prefilled=100, recomputed=0), load("generator-1", prefilled=100, recomputed=50)
+            recorder,
+            2,
+            load(prefilled_tokens=100, recomputed_tokens=0),
+            load("generator-1", prefilled_tokens=100, recomputed_tokens=50),
         )
         == 0.25
     )
-    assert get_recomputed_share(recorder, 3, load(prefilled=200, recomputed=100)) == 1.0
-    assert get_recomputed_share(recorder, 4, load(prefilled=200, recomputed=100)) is None
+    assert get_recomputed_share(recorder, 3, load(prefilled_tokens=200, recomputed_tokens=100)) == 1.0
+    assert get_recomputed_share(recorder, 4, load(prefilled_tokens=200, recomputed_tokens=100)) is None
 
 
 def test_the_counters_of_a_restarted_engine_begin_at_0() -> None:
     recorder = Recorder(steps=9)
-    assert get_recomputed_share(recorder, 1, load(prefilled=1000, recomputed=0)) == 0.0
-    assert get_recomputed_share(recorder, 2, load(prefilled=40, recomputed=10, incarnation=2)) == 0.25
+    assert get_recomputed_share(recorder, 1, load(prefilled_tokens=1000, recomputed_tokens=0)) == 0.0
+    assert get_recomputed_share(recorder, 2, load(prefilled_tokens=40, recomputed_tokens=10, incarnation=2)) == 0.25
     with pytest.raises(msg.ProtocolError, match="incarnation 1 of generator-0 had already left"):
-        recorder.decide(0.0, load(prefilled=2000, recomputed=0))
+        recorder.decide(0.0, load(prefilled_tokens=2000, recomputed_tokens=0))
 
 
 def test_lasting_recomputation_is_reported() -> None:
@@ -136,6 +131,6 @@ def test_lasting_recomputation_is_reported() -> None:
     counts = msgspec.structs.replace(TOO_LONG, endings={"answered": 8})
     for step in range(1, 6):
         *before, synced = list_step_events(step, counts)
-        sends = decide_all(recorder, [*before, load(prefilled=100 * step, recomputed=50 * step), synced])
+        sends = decide_all(recorder, [*before, load(prefilled_tokens=100 * step, recomputed_tokens=50 * step), synced])
         reported += [send.message.check for send in sends if isinstance(send.message, msg.HealthReported)]
     assert reported == ["recomputation"] * 2  # one report to the metrics and one to the launcher

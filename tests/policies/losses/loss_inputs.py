@@ -1,5 +1,6 @@
 """Loss inputs for tests, with neutral values for all fields that a test does not set."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,4 +34,22 @@ def build_loss_input(logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tens
         advantages_N=advantages_N,
         minibatch_tokens=tokens,
         **(defaults | settings),
+    )
+
+
+def build_sequences_input(
+    logprobs: Sequence[Tensor],
+    behaviour: Sequence[Tensor],
+    advantages: Sequence[float],
+    weights: Sequence[float],
+    **settings: Any,
+) -> LossInput:
+    """Build a loss input of several sequences in float64, with one advantage and one token weight per sequence."""
+    numbers = [number for number, each in enumerate(logprobs) for _ in each]
+    advantages_N, weights_N = (
+        torch.tensor([values[number] for number in numbers], dtype=torch.float64) for values in (advantages, weights)
+    )
+    settings |= {"sequences_N": torch.tensor(numbers, dtype=torch.int64), "num_sequences": len(logprobs)}
+    return build_loss_input(
+        torch.cat(list(logprobs)), torch.cat(list(behaviour)), advantages_N, weights_N=weights_N, **settings
     )

@@ -55,13 +55,11 @@ def test_scores_and_gradients_are_those_of_a_softmax_in_float64(
         hidden_NE, weight_VE, targets_N, temperature, entropy_gradient=entropy_factor > 0, kernels=kernels
     )
     expected = score_exactly(hidden_NE, weight_VE, targets_N, temperature)
-    for one, other in zip(found, expected, strict=True):
-        assert_close(one, other, rtol=1e-12, atol=1e-12)
+    assert_close(found, expected, rtol=1e-12, atol=1e-12)
     assert found.entropies_N.requires_grad == (entropy_factor > 0)
     inputs = [hidden_NE, weight_VE]
-    gradients = torch.autograd.grad(combine(*found, entropy_factor), inputs)
-    for one, other in zip(gradients, torch.autograd.grad(combine(*expected, entropy_factor), inputs), strict=True):
-        assert_close(one, other, rtol=1e-12, atol=1e-12)
+    gradients = [torch.autograd.grad(combine(*each, entropy_factor), inputs) for each in (found, expected)]
+    assert_close(*gradients, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("vocab_size", "block"), [(23, 23), (96, 96), (192, 64), (151_936, 128), (3 << 12, 1024)])
@@ -78,8 +76,7 @@ def test_a_row_is_summed_in_blocks_of_a_power_of_two(vocab_size: int, block: int
         -(log_p_CV.exp() * log_p_CV).sum(-1),
         torch.logsumexp(logits_CV / 0.7, -1),
     )
-    for one, other in zip(score_logits(logits_CV, targets_C, 0.7), expected, strict=True):
-        assert_close(one, other, rtol=1e-12, atol=1e-10)
+    assert_close(score_logits(logits_CV, targets_C, 0.7), expected, rtol=1e-12, atol=1e-10)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

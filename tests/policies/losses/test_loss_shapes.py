@@ -15,7 +15,7 @@ from asterism.engine.learner.batches.training_sequence import build_training_seq
 from asterism.policies.losses.policy_objective import PolicyObjective
 from tests.engine.learner.learner_settings import make_learner
 from tests.engine.learner.loss_reference import ReferenceSequence, compute_reference_loss
-from tests.policies.losses.loss_inputs import build_loss_input
+from tests.policies.losses.loss_inputs import build_sequences_input
 
 MAX_TOKENS = 7
 LEARNERS = [
@@ -50,17 +50,9 @@ class Minibatch:
             for mask, group in zip(ones, self.groups, strict=True)
         ]
         weights = compute_token_weights(sequences, learner.loss.mean, MAX_TOKENS)
-        numbers = [number for number, length in enumerate(self.lengths) for _ in range(length)]
-        batch = build_loss_input(
-            torch.cat(self.leaves),
-            torch.from_numpy(np.concatenate(self.behaviour)),
-            torch.tensor([self.advantages[number] for number in numbers], dtype=torch.float64),
-            old_logprobs_N=torch.from_numpy(np.concatenate(self.old)),
-            sequences_N=torch.tensor(numbers, dtype=torch.int64),
-            num_sequences=len(self.lengths),
-            weights_N=torch.tensor([weights[number] for number in numbers], dtype=torch.float64),
-            clip_dual=learner.loss.clip_dual,
-        )
+        behaviour, old_N = list(map(torch.from_numpy, self.behaviour)), torch.from_numpy(np.concatenate(self.old))
+        settings = {"old_logprobs_N": old_N, "clip_dual": learner.loss.clip_dual}
+        batch = build_sequences_input(self.leaves, behaviour, self.advantages, weights, **settings)
         return PolicyObjective(learner).compute(batch, None).loss
 
     def compute_reference(self, learner: LearnerConfig) -> Tensor:

@@ -13,7 +13,7 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.batches.minibatches import compute_token_weights
 from asterism.policies.groups.advantages import load_advantage_estimator
 from asterism.policies.losses.policy_objective import PolicyObjective
-from tests.policies.losses.loss_inputs import build_loss_input
+from tests.policies.losses.loss_inputs import build_sequences_input
 
 REWARDS = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0]
 # log pi_old and log pi of each token. The ratios from 0.5 to 8 let each clip act on some tokens.
@@ -97,22 +97,15 @@ def load_preset(name: str, folder: Path) -> RunConfig:
     return load_run(file)
 
 
-def compute_loss(run: RunConfig, advantages: list[float], logprobs_N: torch.Tensor) -> torch.Tensor:
+def make_tensors(rows: list[list[float]]) -> list[torch.Tensor]:
+    return [torch.tensor(row, dtype=torch.float64, requires_grad=True) for row in rows]
+
+
+def compute_loss(run: RunConfig, advantages: list[float], logprobs: list[torch.Tensor]) -> torch.Tensor:
     weights = compute_token_weights([Sequence(0, len(each)) for each in NOW], run.learner.loss.mean, LIMIT)
-    owners = [i for i in range(G) for _ in NOW[i]]
     options: dict[str, Any] = {name: getattr(run.learner.loss, name) for name in ("clip_low", "clip_high", "clip_dual")}
-    old_N = torch.tensor([each for row in OLD for each in row], dtype=torch.float64)
-    advantages_N = torch.tensor([advantages[i] for i in owners], dtype=torch.float64)
-    batch = build_loss_input(
-        logprobs_N,
-        old_N,
-        advantages_N,
-        sequences_N=torch.tensor(owners),
-        num_sequences=G,
-        minibatch_sequences=G,
-        weights_N=torch.tensor([weights[i] for i in owners], dtype=torch.float64),
-        **options,
-    )
+    old = [each.detach() for each in make_tensors(OLD)]
+    batch = build_sequences_input(logprobs, old, advantages, weights, minibatch_sequences=G, **options)
     return PolicyObjective(run.learner).compute(batch, None).loss
 
 
@@ -121,20 +114,19 @@ def test_a_presets_advantages_and_loss_are_those_of_its_paper(name: str, tmp_pat
     run, paper = load_preset(name, tmp_path), PAPERS[name]
     advantages = list(load_advantage_estimator(run.rl)(REWARDS))
     assert advantages == pytest.approx([paper.advantage(reward) for reward in REWARDS])
-    logprobs_N = torch.tensor([each for row in NOW for each in row], dtype=torch.float64)
-    assert compute_loss(run, advantages, logprobs_N).item() == pytest.approx(-paper.objective(advantages), rel=1e-9)
+    assert compute_loss(run, advantages, make_tensors(NOW)).item() == pytest.approx(
+        -paper.objective(advantages), rel=1e-9
+    )
 
 
 def test_cispo_keeps_the_gradient_of_a_token_that_other_losses_clip(tmp_path: Path) -> None:
     """The paper's gradient of a token is clip(r) A / sum |o_i|. Token 0 of sequence 3 has the ratio 8.2 and A > 0."""
-    index = sum(map(len, NOW[:3]))
     gradients = {}
     for name in ("cispo", "dapo", "grpo_roc"):
-        logprobs_N = torch.tensor([each for row in NOW for each in row], dtype=torch.float64, requires_grad=True)
-        run = load_preset(name, tmp_path)
-        compute_loss(run, [normalize(reward) for reward in REWARDS], logprobs_N).backward()
-        assert logprobs_N.grad is not None
-        gradients[name] = logprobs_N.grad[index].item()
+        logprobs, run = make_tensors(NOW), load_preset(name, tmp_path)
+        compute_loss(run, [normalize(reward) for reward in REWARDS], logprobs).backward()
+        assert logprobs[3].grad is not None
+        gradients[name] = logprobs[3].grad[0].item()
     assert gradients["cispo"] == pytest.approx(-5.0 * normalize(1.0) / NUM_TOKENS)
     assert gradients["dapo"] == gradients["grpo_roc"] == 0
 

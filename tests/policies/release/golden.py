@@ -6,6 +6,7 @@ The release (microsoft/rStar, commit ecbfb943, with its pinned submodules) compu
 import re
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -50,19 +51,6 @@ class Case(msgspec.Struct, frozen=True, array_like=True):
     result: str  # ok, none (for an empty batch) or AssertionError
 
 
-class Sampling(msgspec.Struct, frozen=True):
-    reject_equal_reward: bool
-    roc_error_ratio: bool
-    roc_answer_format: bool
-    min_zero_reward_trace_num: int
-    min_non_zero_reward_trace_num: int
-    down_sample_to_n: int
-
-
-class Augmentation(msgspec.Struct, frozen=True):
-    down_sampling_config: Sampling
-
-
 class Group(msgspec.Struct, frozen=True):
     id: str
     rewards: tuple[float, ...]
@@ -71,7 +59,7 @@ class Group(msgspec.Struct, frozen=True):
     dropped: bool = False  # whether the group is dropped for equal rewards
     cases: tuple[Case, ...] = ()
     uids: tuple[str, ...] = ()  # group id of each row of a batch
-    augmentation: Augmentation | None = None
+    augmentation: dict[str, Any] = {}  # the flags of a batch are in the table down_sampling_config
     kept: tuple[int, ...] | None = None
     result: str = ""
 

@@ -76,24 +76,16 @@ def test_exactly_the_documented_groups_differ_from_those_of_the_release() -> Non
 
 def agrees_with_batch(row: Group) -> bool:
     """Return whether the selection of each group of a batch keeps the release's rows."""
-    assert row.augmentation is not None
-    flags = row.augmentation.down_sampling_config
-    case = Case(
-        flags.roc_error_ratio,
-        flags.roc_answer_format,
-        flags.min_zero_reward_trace_num,
-        flags.min_non_zero_reward_trace_num,
-        flags.down_sample_to_n,
-        True,
-        row.kept,
-        row.result,
-    )
+    flags = row.augmentation["down_sampling_config"]
+    penalties = (flags["roc_error_ratio"], flags["roc_answer_format"])
+    minimums = (flags["min_zero_reward_trace_num"], flags["min_non_zero_reward_trace_num"])
+    case = Case(*penalties, *minimums, flags["down_sample_to_n"], True, row.kept, row.result)
     if case.min_positives + case.min_negatives > case.count > 0:
         return row.result == "AssertionError" and refuses(len(row.rewards), build_roc(case))
     kept: list[int] = []
     for uid in set(row.uids):
         group = build_group(row, [place for place, each in enumerate(row.uids) if each == uid])
-        if not flags.reject_equal_reward or has_unequal_rewards([each.reward for each in group]):
+        if not flags["reject_equal_reward"] or has_unequal_rewards([each.reward for each in group]):
             kept += select(group, case) or ()
     return sorted(kept) == sorted(row.kept or ())
 

@@ -1,5 +1,6 @@
 """One trajectory with the tools, environment or dialogue of a task, for tests of its transitions."""
 
+from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
@@ -28,13 +29,21 @@ def ask(*places: str) -> str:
 
 
 class Conversation:
-    """A rollout with the tasks "tools", "environment" and "dialogue", one started trajectory, and one executor."""
+    """A rollout with the tasks "tools", "environment" and "dialogue", and one started group."""
 
-    def __init__(self, kind: TaskKind = "environment", size: int = 1, **changes: object) -> None:
+    def __init__(
+        self,
+        kind: TaskKind = "environment",
+        size: int = 1,
+        executors: Mapping[str, int] | None = None,
+        **changes: object,
+    ) -> None:
+        """`executors` has the number of slots of each executor; the default is FIRST. `changes` are fields of the rules."""
         kinds: tuple[TaskKind, ...] = ("tools", "environment", "dialogue")
         self.rollout = Rollout({each: self._make_rules(each, changes) for each in kinds})
         self.kind, self.now = kind, 0.0
-        self.decide(msg.ExecutorJoined(FIRST, 4))
+        for name, slots in ({FIRST: 4} if executors is None else executors).items():
+            self.decide(msg.ExecutorJoined(name, slots))
         self.started = self.decide(make_group(kind, size))
 
     @staticmethod
@@ -58,12 +67,16 @@ class Conversation:
     def fail(self, call: int, cause: str = "environment: down", executor: str = FIRST) -> list[Send]:
         return self.decide(msg.CallFailed(0, call, cause, executor))
 
-    def say(self, text: str) -> list[Send]:
+    def say(self, text: str, trajectory_id: int = 0) -> list[Send]:
         """Grant the requested lease, and generate the next turn."""
-        trajectory = self.rollout.trajectories[0]
+        trajectory = self.rollout.trajectories[trajectory_id]
         lease = trajectory.lease + 1
-        self.decide(msg.LeaseGranted(0, "generator-0", 4000, lease, 0.0, ""))
-        return self.decide(generated(0, trajectory.turn, text, lease=lease))
+        self.decide(msg.LeaseGranted(trajectory_id, "generator-0", 4000, lease, 0.0, ""))
+        return self.decide(generated(trajectory_id, trajectory.turn, text, lease=lease))
+
+    def finish_code(self, call: int, output: str = "", executor: str = FIRST, trajectory_id: int = 0) -> list[Send]:
+        outcome = msg.CodeOk(msg.Output(output))
+        return self.decide(msg.CodeFinished(trajectory_id, call, outcome, 0.1, executor))
 
     def grade(self, reward: float = 0.5, executor: str = FIRST) -> msg.TrajectoryFinished:
         return find(self.decide(msg.AnswerGraded(0, reward, 0.1, executor, {"x": reward})), msg.TrajectoryFinished)

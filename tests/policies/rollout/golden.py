@@ -75,16 +75,13 @@ class Conversation:
                 new_tokens = int(tokens) if tokens else 10_000
                 self.lease += 1
                 return msg.LeaseGranted(7, engine, self.tokens + new_tokens, self.lease, 1.0, "room")
-            case "turn":
+            case "turn" | "late-turn":
                 finish, _, said = text.partition(" ")
-                return generated(7, self.turn, said, finish, lease=self.lease)
-            case "late-turn":
-                finish, _, said = text.partition(" ")
-                return generated(7, self.turn, said, finish, lease=self.lease - 1)
-            case "ok":
-                return msg.CodeFinished(7, self.call, msg.CodeOk(msg.Output(text)), 0.1, executor)
-            case "raised":
-                return msg.CodeFinished(7, self.call, msg.CodeRaised(msg.Output(), text, text), 0.1, executor)
+                return generated(7, self.turn, said, finish, lease=self.lease - (kind == "late-turn"))
+            case "ok" | "raised":
+                raised = msg.CodeRaised(msg.Output(), text, text)
+                outcome = msg.CodeOk(msg.Output(text)) if kind == "ok" else raised
+                return msg.CodeFinished(7, self.call, outcome, 0.1, executor)
             case "timed-out":
                 return msg.CodeFinished(7, self.call, msg.CodeTimedOut(msg.Output(), 4.0), 4.0, executor)
             case "executor-joined":

@@ -6,36 +6,8 @@ from asterism.bus import messages as msg
 from asterism.policies.decider import Send
 from asterism.policies.rollout.call_transitions import keeps_effects
 from asterism.policies.rollout.executor_placement import ExecutorPlacement
-from asterism.policies.rollout.rollout import Rollout
-from tests.fakes import ANSWER, CALL, generated, rules, start_group
-
-
-class Process:
-    """A rollout process, with trajectories that generate given texts."""
-
-    def __init__(self, trajectories: int, *joined: msg.ExecutorJoined) -> None:
-        self.rollout = Rollout({"": rules()})
-        self.decide(start_group(trajectories, 0))
-        for number in range(trajectories):
-            self.grant(number)
-        for event in joined:
-            self.decide(event)
-
-    def decide(self, event: msg.AnyMessage) -> list[Send]:
-        return list(self.rollout.decide(0.0, event))
-
-    def generate(self, trajectory_id: int, text: str) -> list[Send]:
-        trajectory = self.rollout.trajectories[trajectory_id]
-        return self.decide(generated(trajectory_id, trajectory.turn, text, lease=trajectory.lease))
-
-    def grant(self, trajectory_id: int) -> None:
-        lease = self.rollout.trajectories[trajectory_id].lease + 1
-        self.decide(msg.LeaseGranted(trajectory_id, "generator-0", 10_000, lease, 0.0, "room"))
-
-    def answer(self, trajectory_id: int, call: int, executor: str) -> list[Send]:
-        effects = self.decide(msg.CodeFinished(trajectory_id, call, msg.CodeOk(msg.Output()), 0.1, executor))
-        self.grant(trajectory_id)
-        return effects
+from tests.fakes import ANSWER, CALL
+from tests.policies.rollout.conversations import Conversation
 
 
 def receivers(effects: list[Send]) -> list[str]:
@@ -43,38 +15,38 @@ def receivers(effects: list[Send]) -> list[str]:
 
 
 def test_a_trajectory_is_placed_on_the_executor_with_the_fewest_calls_per_slot() -> None:
-    process = Process(6, msg.ExecutorJoined("b", 1), msg.ExecutorJoined("a", 1), msg.ExecutorJoined("c", 2))
-    placed = [receivers(process.generate(number, CALL)) for number in range(6)]
+    process = Conversation("tools", 6, {"b": 1, "a": 1, "c": 2})
+    placed = [receivers(process.say(CALL, number)) for number in range(6)]
     assert placed == [["a"], ["b"], ["c"], ["c"], ["a"], ["b"]]
 
 
 def test_an_executor_that_fails_every_call_does_not_receive_more_calls() -> None:
-    process = Process(12, msg.ExecutorJoined("broken", 1), msg.ExecutorJoined("sound", 1))
+    process = Conversation("tools", 12, {"broken": 1, "sound": 1})
     placed: list[str] = []
     for number in range(12):
-        (executor,) = receivers(process.generate(number, CALL))
+        (executor,) = receivers(process.say(CALL, number))
         placed.append(executor)
         if executor == "broken":
             process.decide(msg.CallFailed(number, 0, "sandbox: no container", executor))
     assert placed.count("broken") <= 4
-    process.answer(placed.index("broken"), 0, "broken")  # the executor answers a retry, which resets its failures
+    process.finish_code(0, "", "broken", placed.index("broken"))  # an answer to a retry resets the failures
     assert process.rollout.placement.loads["broken"].failures == 0
 
 
 def test_a_trajectory_stays_with_its_notebook() -> None:
-    process = Process(3, msg.ExecutorJoined("a", 1), msg.ExecutorJoined("b", 9))
-    assert receivers(process.generate(0, CALL)) == ["a"]
-    process.answer(0, 0, "a")
-    assert receivers(process.generate(1, CALL)) == ["a"]  # executor a has no open calls, and is first by name
-    assert receivers(process.generate(0, CALL)) == ["a"]
-    process.answer(0, 1, "a")
-    assert receivers(process.generate(0, ANSWER)) == ["a"]
+    process = Conversation("tools", 3, {"a": 1, "b": 9})
+    assert receivers(process.say(CALL, 0)) == ["a"]
+    process.finish_code(0, "", "a")
+    assert receivers(process.say(CALL, 1)) == ["a"]  # executor a has no open calls, and is first by name
+    assert receivers(process.say(CALL, 0)) == ["a"]
+    process.finish_code(1, "", "a")
+    assert receivers(process.say(ANSWER, 0)) == ["a"]
     assert process.rollout.placement.loads["a"].open_calls == 2
 
 
 def test_calls_wait_in_order_for_an_executor() -> None:
-    process = Process(3)
-    assert receivers(process.generate(2, CALL) + process.generate(0, ANSWER) + process.generate(1, CALL)) == []
+    process = Conversation("tools", 3, {})
+    assert receivers(process.say(CALL, 2) + process.say(ANSWER, 0) + process.say(CALL, 1)) == []
     joined = process.decide(msg.ExecutorJoined("a", 1))
     asked = [send.message for send in joined if isinstance(send.message, msg.CodeRequested | msg.AnswerSubmitted)]
     assert [request.trajectory_id for request in asked] == [2, 0, 1]
@@ -82,12 +54,12 @@ def test_calls_wait_in_order_for_an_executor() -> None:
 
 
 def test_the_least_busy_executors_receive_the_open_calls_of_a_departed_executor() -> None:
-    process = Process(6, msg.ExecutorJoined("a", 1))
+    process = Conversation("tools", 6, {"a": 1})
     for number in range(4):
-        process.generate(number, CALL)
+        process.say(CALL, number)
     process.decide(msg.ExecutorJoined("b", 1))
     process.decide(msg.ExecutorJoined("c", 1))
-    process.generate(4, CALL)  # trajectory 4 is placed on executor b
+    process.say(CALL, 4)  # trajectory 4 is placed on executor b
     left = process.decide(msg.ExecutorLeft("a", "a ended with exit code -9"))
     assert receivers(left) == ["c", "b", "c", "b"]
     assert left[-1] == Send("launcher", msg.CallsRescheduled("a", sent=4, waiting=0, lost=0))
@@ -110,7 +82,7 @@ def test_a_notebook_keeps_a_cell_if_its_process_survives_the_cell(outcome: msg.C
 
 
 def test_a_restarted_run_has_no_executors() -> None:
-    process = Process(1, msg.ExecutorJoined("a", 1))
+    process = Conversation("tools", 1, {"a": 1})
     process.decide(msg.RunStarted(0, msg.BufferCursor()))
     assert process.rollout.placement.find_least_busy() is None
     assert process.decide(msg.ExecutorJoined("a", 1)) == []

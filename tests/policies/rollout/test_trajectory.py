@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-from msgspec.structs import replace
 
 from asterism.bus import messages as msg
 from asterism.policies.decider import Send
@@ -16,10 +15,6 @@ from asterism.policies.rollout.rollout import Rollout
 from tests.fakes import ANSWER, CALL, PROMPT, generated, rules, start_group
 
 SAYINGS = (CALL, ANSWER, "nothing", "<tool_call>{</tool_call>", CALL + CALL, "")
-
-
-def group(size: int = 2, first: int = 0, group_id: int = 0) -> msg.StartGroup:
-    return start_group(size, first, group_id=group_id)
 
 
 class TrajectoryMachine(RuleBasedStateMachine):
@@ -50,7 +45,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
         self.delivered: list[
             msg.TurnGenerated | msg.TurnFailed | msg.LeaseGranted
         ] = []  # messages that can be delivered again
-        self._decide(replace(group(size=3), row=self.row))
+        self._decide(start_group(3, 0, row=self.row))
         self.an_executor_joins(1)
 
     def _decide(self, event: msg.AnyMessage) -> None:
@@ -282,39 +277,31 @@ class ScoredTrajectoryMachine(TrajectoryMachine):
     row = b"{}"
 
 
-TestScoredTrajectoryMachine = ScoredTrajectoryMachine.TestCase
+TestScoredTrajectoryMachine = pytest.mark.slow(ScoredTrajectoryMachine.TestCase)
 TestScoredTrajectoryMachine.settings = settings(stateful_step_count=40)
-TestTrajectoryMachine = TrajectoryMachine.TestCase
+TestTrajectoryMachine = pytest.mark.slow(TrajectoryMachine.TestCase)
 TestTrajectoryMachine.settings = settings(stateful_step_count=40)
 
 
 def test_a_group_cannot_be_started_twice_nor_after_it_has_ended() -> None:
-    rollout = start_rollout()
+    rollout = Rollout({"": rules()})
+    rollout.decide(0.0, start_group(2, 0))
     with pytest.raises(msg.ProtocolError, match="already started"):
-        rollout.decide(0.0, group())
+        rollout.decide(0.0, start_group(2, 0))
     rollout.decide(0.0, msg.GroupAborted(0, 0, 2, "not needed"))
     assert not rollout.trajectories
     with pytest.raises(msg.ProtocolError, match="already started"):
-        rollout.decide(0.0, group())
+        rollout.decide(0.0, start_group(2, 0))
     assert not rollout.trajectories
-    rollout.decide(0.0, group(first=2, group_id=1))
+    rollout.decide(0.0, start_group(2, 2, group_id=1))
     assert set(rollout.trajectories) == {2, 3}
 
 
-def start_rollout(size: int = 2) -> Rollout:
-    rollout = Rollout({"": rules()})
-    rollout.decide(0.0, group(size))
-    return rollout
-
-
-def granted(tid: int, lease: int, engine: str = "generator-0", life: int = 1) -> msg.LeaseGranted:
-    return msg.LeaseGranted(tid, engine, 1000, lease, 0.0, "room", life)
-
-
 def test_a_turn_fails_if_its_second_engine_also_leaves() -> None:
-    rollout = start_rollout(size=1)
+    rollout = Rollout({"": rules()})
+    rollout.decide(0.0, start_group(1, 0))
     for lease, name in enumerate(("generator-0", "generator-1"), 1):
-        rollout.decide(0.0, granted(0, lease, name))
+        rollout.decide(0.0, msg.LeaseGranted(0, name, 1000, lease, 0.0, "room"))
         effects = rollout.decide(1.0, msg.EngineLeft(name, f"{name} was killed"))
     assert effects[-1].message == msg.TrajectoryFailed(0, 0, "engine left: generator-1 was killed")
     assert not rollout.trajectories

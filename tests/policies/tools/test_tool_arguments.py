@@ -119,6 +119,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(list(PARAMETERS["properties"])), VALUES))
 def test_accepted_arguments_and_errors_can_be_encoded_in_a_message(arguments: dict[str, Any]) -> None:
     try:
