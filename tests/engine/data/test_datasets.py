@@ -21,11 +21,6 @@ def wrap_as_dapo(question: str, form: str = "$Answer") -> str:
     )
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "some.jsonl"
-
-
 def read_one(file: Path, row: dict[str, Any]) -> tuple[str, str]:
     (problem,) = read_problems(write_rows(file, row))
     return problem.question, problem.ground_truth

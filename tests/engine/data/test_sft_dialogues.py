@@ -41,11 +41,6 @@ CALL = format_tool_call("jupyter_code", {"code": "print(1)"})
 FUNCTION = {"name": "jupyter_code", "arguments": '{"code": "print(1)"}'}
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "some.jsonl"
-
-
 def make_call_turn(**fields: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": "<reason>Let me see.</reason>\n", **fields}
 

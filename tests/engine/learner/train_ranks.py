@@ -11,7 +11,7 @@ from torch import Tensor
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.adapters.adapted_model import BasePolicy, start_from_model
 from asterism.engine.learner.checkpoints.checkpoint_folders import FIRST_CHECKPOINT
-from asterism.engine.learner.distributed import RankGroup, gather_full, gather_full_parameters, wait_at_barrier
+from asterism.engine.learner.distributed import RankGroup, gather_full_parameters, wait_at_barrier
 from asterism.engine.learner.sharding import build_sharded_model, shard_model
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM
@@ -21,7 +21,7 @@ from asterism.policies.losses import token_scores
 from tests.engine.learner.adapters.adapted_models import fill_adapters
 from tests.engine.learner.rank_probes import ParameterForm, describe_parameters
 from tests.engine.learner.rank_processes import run_ranks
-from tests.engine.learner.training_examples import rl_sequences, sequences, small_run, trainable_model
+from tests.engine.learner.training_examples import RecordingTrainer, rl_sequences, sequences, small_run, trainable_model
 from tests.engine.tiny_models import write_tokenizer
 
 SFT_STAGES = ("sft", "experts")
@@ -48,20 +48,6 @@ class Outcome(msgspec.Struct):
     parameter_forms: dict[str, ParameterForm]
     gradient_dtypes: set[str]  # dtypes of gradients in the last update
     optimizer_dtypes: set[str]  # dtypes of the optimizer's tensors
-
-
-class RecordingTrainer(Trainer):
-    """A trainer that keeps the gradients of its first update."""
-
-    gradients: dict[str, Tensor] | None = None
-    gradient_dtypes: set[str]
-
-    def _apply_gradients(self, lr_scale: float) -> float:
-        pairs = [(name, each.grad) for name, each in self.model.named_parameters() if each.grad is not None]
-        if self.gradients is None:
-            self.gradients = {name: gather_full(gradient).clone() for name, gradient in pairs}
-        self.gradient_dtypes = {str(gradient.dtype) for _, gradient in pairs}
-        return super()._apply_gradients(lr_scale)
 
 
 def steps_of(stage: str) -> Step:

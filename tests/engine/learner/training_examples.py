@@ -22,7 +22,7 @@ from asterism.engine.learner.batches.training_sequence import (
     build_rl_sequence,
     build_training_sequence,
 )
-from asterism.engine.learner.distributed import RankGroup, gather_full_parameters
+from asterism.engine.learner.distributed import RankGroup, gather_full, gather_full_parameters
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.learner.learner_settings import make_learner
@@ -64,6 +64,20 @@ def make_trainer(stage: str = "rl", model: CausalLM | None = None, **learner: An
     made = Trainer(trainable_model() if model is None else model, small_run(**learner), RankGroup())
     made.start_stage("sft" if stage == "sft" else "rl")
     return made
+
+
+class RecordingTrainer(Trainer):
+    """A trainer that keeps the gradients of its first update."""
+
+    gradients: dict[str, Tensor] | None = None
+    gradient_dtypes: set[str]
+
+    def _apply_gradients(self, lr_scale: float) -> float:
+        pairs = [(name, each.grad) for name, each in self.model.named_parameters() if each.grad is not None]
+        if self.gradients is None:
+            self.gradients = {name: gather_full(gradient).clone() for name, gradient in pairs}
+        self.gradient_dtypes = {str(gradient.dtype) for _, gradient in pairs}
+        return super()._apply_gradients(lr_scale)
 
 
 def copy_weights(made: Trainer) -> dict[str, Tensor]:
