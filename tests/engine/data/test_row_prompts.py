@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import polars
 import pytest
 
 from asterism.configs.schema.algorithm import SftFileConfig
@@ -23,7 +22,7 @@ from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.policies.tools.task_description import TaskDescription
 from asterism.policies.tools.tool_schema import ToolSchema
 from asterism.tasks.math_python import MATH_PYTHON
-from tests.engine.data.cold_start_rows import FORMAT, encode, read_file, read_rows
+from tests.engine.data.cold_start_rows import FORMAT, encode, read_rows
 from tests.engine.data.public_layouts import (
     ANSWER,
     ARGUMENTS,
@@ -82,13 +81,6 @@ def test_five_public_layouts_have_the_token_ids_of_a_task_with_their_tools(tmp_p
     assert all(row.dialogue.loss_mask == loss_mask for row in found)
 
 
-def test_rows_with_tools_are_equal_in_parquet_and_jsonl(tmp_path: Path) -> None:
-    rows = [PUBLIC_ROWS["reasoning_content"], {"tools": None, "messages": chat("1?", "1")}]
-    polars.DataFrame(rows, strict=False, infer_schema_length=None).write_parquet(tmp_path / "some.parquet")
-    found, expected = read_file(tmp_path / "some.parquet"), read_rows(tmp_path / "some.jsonl", *rows)
-    assert [row.text for row in found] == [row.text for row in expected]
-
-
 @pytest.mark.parametrize("prompt", ["row", "run"])
 def test_a_chat_keeps_its_system_text_unless_the_file_sets_the_runs_prompt(tmp_path: Path, prompt: Any) -> None:
     file = SftFileConfig(name="chat", data="", prompt=prompt)
@@ -141,15 +133,6 @@ def test_a_system_text_that_already_describes_the_tools_stays_unchanged(tmp_path
     first, *others = read_rows(tmp_path / "some.jsonl", *rows)
     assert {(row.text, row.generated) for row in others} == {(first.text, first.generated)}
     assert first.text.startswith(f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{QUESTION}")
-
-
-def test_several_results_can_share_a_message(tmp_path: Path) -> None:
-    results = "<tool_response>\na\n</tool_response>\n<tool_response>\nb\n</tool_response>"
-    messages = chat("1?", "<tool_call>{</tool_call><tool_call>}</tool_call>")
-    shared = [*messages, {"role": "tool", "content": results}, {"role": "assistant", "content": "1"}]
-    apart = [*messages, *({"role": "tool", "content": text} for text in "ab"), {"role": "assistant", "content": "1"}]
-    one, other = read_rows(tmp_path / "some.jsonl", {"messages": shared}, {"messages": apart})
-    assert (one.text, one.generated) == (other.text, other.generated)
 
 
 def test_a_result_can_be_an_object(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import polars
 import pytest
 
 from asterism.configs.schema.algorithm import SftFileConfig
@@ -128,15 +127,6 @@ def test_a_chat_can_have_several_questions(file: Path) -> None:
     assert "<|im_end|>\n<|im_start|>user\n2?<|im_end|>\n<|im_start|>assistant\n<reason>Yes." in row.text
 
 
-def test_a_parquet_file_gives_the_same_rows_as_jsonl(file: Path, tmp_path: Path) -> None:
-    messages = [QUESTION, make_call_turn(tool_calls=[{"function": FUNCTION}]), RESULT, ANSWER]
-    filled = [{"tool_calls": None, **message} for message in messages]
-    parquet = tmp_path / "some.parquet"
-    polars.DataFrame({"messages": [filled]}).write_parquet(parquet)
-    (row,) = read_file(parquet)
-    assert row.dialogue == read_row(file, *messages).dialogue._replace(name="some.parquet:1")
-
-
 @pytest.mark.parametrize("arguments", ['{"code": "\\ud83d"}', '{"code": ' + "[" * 100_000])
 def test_a_call_that_cannot_be_tokenized_or_parsed_makes_the_row_unusable(file: Path, arguments: str) -> None:
     with pytest.raises(DatasetError, match=r"row 1"):
@@ -192,14 +182,6 @@ def test_the_error_for_an_unknown_task_lists_the_known_tasks(file: Path) -> None
 
 def test_a_run_without_tasks_ignores_the_task_of_a_row(file: Path) -> None:
     assert len(read_rows(file, {"task": "chess", "messages": [QUESTION, ANSWER]})) == 1
-
-
-def test_the_task_of_a_row_is_read_from_parquet(tmp_path: Path) -> None:
-    formats = {"math": FORMAT, "plain": build_format("tools")}
-    parquet = tmp_path / "some.parquet"
-    turns = [QUESTION, {"role": "assistant", "content": "1"}]
-    polars.DataFrame({"messages": [turns], "task": ["plain"]}).write_parquet(parquet)
-    assert count_sft_dialogues(parquet, formats, 10) == 1
 
 
 @pytest.mark.parametrize("kind", ["environment", "dialogue"])
