@@ -3,6 +3,7 @@
 import errno
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from asterism.engine.learner.distributed import RankGroup, gather_full_parameter
 from asterism.engine.learner.learner_rank import CheckpointNotFound, LearnerRank
 from asterism.engine.model.hf_checkpoint import load_model
 from asterism.engine.weight_transfer.shared_memory import load_published
+from tests.engine.learner.adapters.adapted_models import SETTINGS
 from tests.engine.learner.learner_runs import OpenRank, make_run, no_report, saved_weights, train_step
 from tests.engine.learner.learner_settings import change_learner
 from tests.engine.learner.training_examples import rows, store_batch
@@ -193,21 +195,21 @@ def test_a_cold_start_draws_from_the_files_of_a_mixture(open_rank: OpenRank, tmp
     assert digests[0] == digests[1] != digests[2]
 
 
+@pytest.mark.parametrize("settings", [{}, SETTINGS], ids=["all weights", "adapters"])
 def test_a_killed_cold_start_resumes_from_its_partial_checkpoint(
-    open_rank: OpenRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_rank: OpenRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
+    """The cold start trains all weights. Adapters are added afterwards, when its last save can still be running."""
     run, folder = make_run(tmp_path)
+    run = replace(run, learner=change_learner(run.learner, **settings))
     monkeypatch.setattr("asterism.engine.learner.checkpoints.checkpoint_schedule.SFT_SAVE_EVERY", 2)
 
-    class Killed(Exception):
-        pass
-
-    def kill_at_three(step: int, values: dict[str, float]) -> None:
+    def kill_at_three(step: int, _values: dict[str, float]) -> None:
         if step == 3:
-            raise Killed
+            raise KeyboardInterrupt
 
     killed = open_rank(run, folder)
-    with pytest.raises(Killed):
+    with pytest.raises(KeyboardInterrupt):
         killed.start(None, kill_at_three)
     killed.close()
     assert not (folder.partial_cold_start / "model.safetensors").exists()
@@ -215,13 +217,15 @@ def test_a_killed_cold_start_resumes_from_its_partial_checkpoint(
     resumed = open_rank(run, folder)
     resumed.start(None, lambda step, values: seen.append(step))
     resumed.close()
+    assert seen == [3]
+    assert not (folder.checkpoints / "sft_partial").exists()
     straight_run, straight_folder = make_run(tmp_path / "straight")
     straight = open_rank(straight_run, straight_folder)
     straight.start(None, no_report)
     straight.close()
-    assert seen == [3]
-    torch.testing.assert_close(saved_weights(folder, 0), saved_weights(straight_folder, 0), rtol=0, atol=0)
-    assert not (folder.checkpoints / "sft_partial").exists()
+    found, initial = saved_weights(folder, 0), load_model(folder.checkpoints / "init").state_dict()
+    torch.testing.assert_close(found, saved_weights(straight_folder, 0), rtol=0, atol=0)
+    assert not any(torch.equal(each, initial[name]) for name, each in found.items())
 
 
 @pytest.mark.parametrize(
