@@ -30,7 +30,7 @@ def make_run(path: Path, *, sft_steps: int = 3, ranks: int = 1, every: int = 2) 
         {"role": "user", "content": "1 + 1?"},
         {"role": "assistant", "content": "<reason>One and one.</reason>\n<answer>2</answer>"},
     ]
-    lines = [json.dumps({"messages": dialogue}) + "\n"] * 12
+    lines = [json.dumps({"system": "Add.", "messages": dialogue}) + "\n"] * 12  # the run's system text is long
     (folder.data / "sft.jsonl").write_text("".join(lines))
     base = small_run(ranks=ranks, every=every)
     run = msgspec.structs.replace(base, sft=msgspec.structs.replace(base.sft, steps=sft_steps))
