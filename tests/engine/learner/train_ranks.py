@@ -32,7 +32,7 @@ class RankScript(msgspec.Struct, frozen=True):
     stage: str  # sft, rl, recomputed (rl with recomputed log probabilities), experts (sft of a model with experts), or
     # adapted (rl with adapters that are added after a step of the cold start)
     first: int = 0
-    end: int = 5
+    end: int = 3
     saved: str = ""  # folder for a final checkpoint, and for one of step 0 of a new model with adapters; empty: none
     max_shard_bytes: int = 5 * 10**9  # limit of a shard's size in the export
     checkpoint: str = ""  # checkpoint from which the script resumes; empty: a new model
