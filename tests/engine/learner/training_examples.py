@@ -14,7 +14,6 @@ from asterism.configs.schema.algorithm import RlConfig, SftConfig
 from asterism.configs.schema.machines import EngineConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.sglang import SGLangConfig
-from asterism.engine.export.hf_export import save_model
 from asterism.engine.learner.batches.batch_journal import BatchJournal
 from asterism.engine.learner.batches.sample_files import StoredSequence, list_sequences
 from asterism.engine.learner.batches.training_sequence import (
@@ -26,7 +25,7 @@ from asterism.engine.learner.distributed import RankGroup, gather_full, gather_f
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.learner.learner_settings import make_learner
-from tests.engine.tiny_models import VOCABULARY, small_architecture, small_config, small_model, write_tokenizer
+from tests.engine.tiny_models import VOCABULARY, save_small_model, small_architecture, small_model
 
 torch.set_num_threads(1)  # more threads slow small products down
 
@@ -156,7 +155,4 @@ def sequences(step: int, count: int = 12) -> list[TrainingSequence]:
 
 def write_initial_checkpoint(folder: Path) -> None:
     """Write a transformers folder with a model and its tokenizer."""
-    tokenizer = folder.parent / "tokenizer"
-    write_tokenizer(tokenizer)
-    model = small_model(config=small_config(vocab_size=280))
-    save_model(folder, model.config, model.state_dict(), tokenizer)
+    save_small_model(folder.parent, name=folder.name)
