@@ -23,7 +23,7 @@ RESULTS = [{"role": "tool", "tool_call_id": f"call_{number}", "content": str(num
 TOOLS = [{"type": "function", "function": {"name": "jupyter_code", "parameters": {"type": "object"}}}]
 RUN_PROMPT = SftFileConfig(name="some", data="", prompt="run")
 ANSWER = "<answer>\\boxed{3}</answer>"
-USER, SHAREGPT_RESULTS = say("user", "1+2?"), {"observation1": "1", "observation2": "2", "gpt": ANSWER}
+USER = say("user", "1+2?")
 LAYOUTS: dict[str, dict[str, Any]] = {
     "openai": {
         "tools": TOOLS,
@@ -39,31 +39,16 @@ LAYOUTS: dict[str, dict[str, Any]] = {
             {"role": "assistant", "content": [{"type": "text", "text": ANSWER}]},
         ]
     },
-    "reasoning field": {
-        "messages": [
-            *(USER, say("assistant", None, reasoning_content="", tool_calls=TOOL_CALLS)),
-            *(*RESULTS, say("assistant", ANSWER, reasoning_content="")),
-        ]
-    },
     "think tags": {
         "messages": [
             *(USER, say("assistant", "<think></think>\n\n", tool_calls=TOOL_CALLS)),
             *(*RESULTS, say("assistant", f"<think></think>\n\n{ANSWER}")),
         ]
     },
-    "sharegpt": {
-        "system": "Use the tool.",
-        "tools": json.dumps(TOOLS),
-        "conversations": write_sharegpt(
-            human="1+2?",
-            **{f"function_call{number}": json.dumps(each) for number, each in enumerate(FUNCTIONS)},
-            **SHAREGPT_RESULTS,
-        ),
-    },
     "sharegpt list": {
         "conversations": write_sharegpt(
             **{"system": "Use the tool.", "human": "1+2?", "gpt1": "", "function_call": json.dumps(FUNCTIONS)},
-            **SHAREGPT_RESULTS,
+            **{"observation1": "1", "observation2": "2", "gpt": ANSWER},
         )
     },
 }

@@ -30,13 +30,18 @@ from tests.engine.data.public_layouts import (
     CLOCK,
     PUBLIC_ROWS,
     QUESTION,
+    REMARK,
     RESULT,
+    SEVERAL_CALLS_ROWS,
     SYSTEM,
+    THOUGHT,
+    TIME,
     TOOL,
     WEATHER,
 )
 
 SCHEMAS = tuple(ToolSchema(**each) for each in (WEATHER, CLOCK))
+WEATHER_CALL = format_tool_call("get_weather", ARGUMENTS)
 CODE_CALL = {"name": "python", "arguments": {"code": "print(1)"}}
 
 
@@ -61,23 +66,36 @@ def chat(*turns: str, system: str = "") -> list[dict[str, Any]]:
     return [{"role": "system", "content": system}, *messages] if system else messages
 
 
-def test_five_public_layouts_have_the_token_ids_of_a_task_with_their_tools(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rows", "turn", "results"),
+    [
+        (PUBLIC_ROWS, f"</reason>\n{WEATHER_CALL}", [RESULT]),
+        (
+            SEVERAL_CALLS_ROWS,
+            f"{THOUGHT}</reason>\n{REMARK}\n{WEATHER_CALL}\n{format_tool_call('get_time', {})}",
+            [RESULT, TIME],
+        ),
+    ],
+    ids=["one call", "several calls"],
+)
+def test_five_public_layouts_have_the_token_ids_of_a_task_with_their_tools(
+    tmp_path: Path, rows: dict[str, Any], turn: str, results: list[str]
+) -> None:
     bad_rows = BadRows(5)
-    found = read_rows(tmp_path / "some.jsonl", *PUBLIC_ROWS.values(), bad_rows=bad_rows)
+    found = read_rows(tmp_path / "some.jsonl", *rows.values(), bad_rows=bad_rows)
     assert bad_rows.errors == []
     task = build_task_format(*SCHEMAS)
-    turns = [f"</reason>\n{format_tool_call('get_weather', ARGUMENTS)}<|im_end|>", f"</reason>\n{ANSWER}<|im_end|>"]
     parts = [
         (0, build_prompt_segments(QUESTION, task)),
-        (1, [TextSegment(turns[0], True)]),
-        (0, build_tool_turn_segments([RESULT], task)),
-        (1, [TextSegment(turns[1], True)]),
+        (1, [TextSegment(f"{turn}<|im_end|>", True)]),
+        (0, build_tool_turn_segments(results, task)),
+        (1, [TextSegment(f"</reason>\n{ANSWER}<|im_end|>", True)]),
     ]
     encoded = [(in_loss, encode(*segments)) for in_loss, segments in parts]
     token_ids = [token for _, ids in encoded for token in ids]
     loss_mask = [in_loss for in_loss, ids in encoded for _ in ids]
-    same_ids = {name: row.dialogue.token_ids == token_ids for name, row in zip(PUBLIC_ROWS, found, strict=True)}
-    assert same_ids == dict.fromkeys(PUBLIC_ROWS, True)
+    same_ids = {name: row.dialogue.token_ids == token_ids for name, row in zip(rows, found, strict=True)}
+    assert same_ids == dict.fromkeys(rows, True)
     assert all(row.dialogue.loss_mask == loss_mask for row in found)
 
 

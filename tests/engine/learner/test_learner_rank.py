@@ -109,8 +109,7 @@ def test_the_last_step_is_published_with_a_probe_even_without_its_batch(rank: Le
 
 
 def test_after_resuming_the_kl_term_still_refers_to_the_weights_before_rl(open_rank: OpenRank, tmp_path: Path) -> None:
-    run, folder = make_run(tmp_path, sft_steps=0)
-    run = replace(run, learner=change_learner(run.learner, kl_coef=0.1, minibatches=1, every=1))
+    run, folder = make_run(tmp_path, sft_steps=0, every=1, kl_coef=0.1, minibatches=1)
     figures = list[float]()
     for step in (1, 2):
         rank = open_rank(run, folder)
@@ -170,8 +169,8 @@ def of_version(version: int) -> list[TrainingSample]:
 @pytest.mark.parametrize("keep", [True, False])
 def test_rl_continues_with_weights_and_moments_of_another_run(open_rank: OpenRank, tmp_path: Path, keep: bool) -> None:
     """If moments continue, the next update equals that of the other run, even after a resume from step 0."""
-    run, folder = make_run(tmp_path / "a", sft_steps=0, every=1)
-    run = replace(run, learner=change_learner(run.learner, warmup_steps=0, final_lr_fraction=1.0, minibatches=1))
+    settings = {"warmup_steps": 0, "final_lr_fraction": 1.0, "minibatches": 1}
+    run, folder = make_run(tmp_path / "a", sft_steps=0, every=1, **settings)
     first = open_rank(run, folder)
     first.start(None, no_report)
     for step in (1, 2, 3):
@@ -216,8 +215,7 @@ def test_a_killed_cold_start_resumes_from_its_partial_checkpoint(
     open_rank: OpenRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     """The cold start trains all weights. Adapters are added afterwards, when its last save can still be running."""
-    run, folder = make_run(tmp_path)
-    run = replace(run, learner=change_learner(run.learner, **settings))
+    run, folder = make_run(tmp_path, **settings)
     monkeypatch.setattr("asterism.engine.learner.checkpoints.checkpoint_schedule.SFT_SAVE_EVERY", 2)
 
     def kill_at_three(step: int, _values: dict[str, float]) -> None:
@@ -255,8 +253,8 @@ def test_a_killed_cold_start_resumes_from_its_partial_checkpoint(
 def test_step_0_and_the_last_checkpoint_are_kept_and_some_are_exported(
     open_rank: OpenRank, tmp_path: Path, settings: dict[str, int], is_exported: dict[int, bool]
 ) -> None:
-    run, folder = make_run(tmp_path, sft_steps=0, every=2)
-    rank = open_rank(replace(run, learner=change_learner(run.learner, **settings)), folder)
+    run, folder = make_run(tmp_path, sft_steps=0, **settings)
+    rank = open_rank(run, folder)
     rank.start(None, no_report)
     train_without_rows(rank, *range(1, 7))
     saved = list_saved_steps(folder.checkpoints)  # the last step waits until its checkpoint is written

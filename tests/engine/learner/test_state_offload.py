@@ -7,13 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from msgspec.structs import replace
 from torch import Tensor, UntypedStorage
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.checkpoints.checkpoint_folders import get_tensors_folder
 from asterism.engine.learner.checkpoints.training_state import read_whole_weights
 from asterism.engine.learner.distributed import RankGroup, gather_full_parameters, wait_at_barrier
@@ -147,13 +145,6 @@ def test_offload_does_not_change_training_and_checkpoints(
 # ---------------------------------------------------------------- one rank with its publisher
 
 
-def make_offloading_run(path: Path) -> tuple[RunConfig, RunFolder]:
-    path.mkdir()
-    run, folder = make_run(path, sft_steps=0, every=1)
-    offloading = small_run(offload="between_steps", every=1)
-    return replace(offloading, sft=run.sft), folder
-
-
 def count_moved(rank: LearnerRank) -> int:
     """Count the tensors in host memory, and check that they use no memory on the device."""
     moved = rank._offload._moved  # pyright: ignore[reportPrivateUsage]
@@ -168,7 +159,7 @@ def train_steps(rank: LearnerRank, folder: RunFolder, *steps: int) -> list[str]:
 
 
 def test_device_memory_is_free_from_a_publication_to_the_next_step(open_rank: OpenRank, tmp_path: Path) -> None:
-    run, folder = make_offloading_run(tmp_path / "moved")
+    run, folder = make_run(tmp_path / "moved", sft_steps=0, every=1, offload="between_steps")
     rank = open_rank(run, folder)
     assert count_moved(rank) == 0
     assert rank.start(None, no_report, journaled_steps=[1]).published is None
@@ -186,7 +177,7 @@ def test_offload_does_not_change_published_and_saved_weights(open_rank: OpenRank
     plain = open_rank(plain_run, plain_folder)
     plain.start(None, no_report)
     expected = train_steps(plain, plain_folder, 1, 2, 3)
-    run, folder = make_offloading_run(tmp_path / "moved")
+    run, folder = make_run(tmp_path / "moved", sft_steps=0, every=1, offload="between_steps")
     rank = open_rank(run, folder)
     rank.start(None, no_report)
     digests = train_steps(rank, folder, 1)

@@ -63,12 +63,11 @@ def make_model(stage: str, *, is_tied: bool) -> CausalLM:
 def make_trainer(script: RankScript, ranks: RankGroup) -> RecordingTrainer:
     recomputed = {"old_logprobs": "recomputed", "correction": "tis"} if script.stage == "recomputed" else {}
     run = small_run(**recomputed, **script.learner)
+    lora = get_lora_options(run.learner)
     if script.checkpoint:
-        lora = get_lora_options(run.learner)
         model = build_sharded_model(Path(script.checkpoint), ranks, run.learner.dtype, lora)
     else:
         model = make_model(script.stage, is_tied=script.is_tied)
-        lora = get_lora_options(run.learner)
         if lora is not None and script.stage != "adapted":
             add_adapters(model, lora)
             fill_adapters(model)

@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +12,6 @@ from transformers import AutoModelForCausalLM
 
 from asterism.bus.messages import WeightsPublished
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.checkpoints.checkpoint_folders import (
     delete_checkpoint,
     get_tensors_folder,
@@ -36,7 +34,6 @@ from tests.engine.learner.adapters.adapted_models import (
     read_peft_files,
 )
 from tests.engine.learner.learner_runs import OpenRank, make_run, no_report, train_step
-from tests.engine.learner.learner_settings import change_learner
 from tests.engine.learner.training_examples import rl_sequences, small_run
 from tests.engine.tiny_models import random_ids, write_tokenizer
 
@@ -154,12 +151,6 @@ def test_without_an_export_a_checkpoint_has_no_adapter_folder(saved: SavedSteps)
 # ---------------------------------------------------------------- resuming
 
 
-def make_lora_run(path: Path, sft_steps: int, **learner: Any) -> tuple[RunConfig, RunFolder]:
-    run, folder = make_run(path, sft_steps=sft_steps)
-    changed = change_learner(run.learner, **SETTINGS, **learner)
-    return msgspec.structs.replace(run, learner=changed), folder
-
-
 def read_published(
     published: WeightsPublished | None, folder: RunFolder, *, is_adapted: bool = False
 ) -> dict[str, Tensor]:
@@ -189,8 +180,8 @@ def train_steps(rank: LearnerRank, folder: RunFolder, steps: range) -> dict[str,
 
 def test_published_adapters_and_merged_weights_give_engines_equal_weights(open_rank: OpenRank, tmp_path: Path) -> None:
     """The cases include a run that resumes, with and without the slots of the killed learner."""
-    merged_run, merged_folder = make_lora_run(tmp_path / "merged", sft_steps=2)
-    run, folder = make_lora_run(tmp_path, sft_steps=2, publish="adapters")
+    merged_run, merged_folder = make_run(tmp_path / "merged", sft_steps=2, **SETTINGS)
+    run, folder = make_run(tmp_path, sft_steps=2, publish="adapters", **SETTINGS)
     merged, rank = open_rank(merged_run, merged_folder), open_rank(run, folder)
     starts = merged.start(None, no_report).published, rank.start(None, no_report).published
     expected = [read_published(starts[0], merged_folder)]
@@ -228,7 +219,7 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
     open_rank: OpenRank, sft_steps: int, kl_coef: float, tmp_path: Path
 ) -> None:
     """The run resumes once from the first and once from a later checkpoint."""
-    run, folder = make_lora_run(tmp_path, sft_steps, kl_coef=kl_coef)
+    run, folder = make_run(tmp_path, sft_steps=sft_steps, kl_coef=kl_coef, **SETTINGS)
     straight = open_rank(run, folder)
     started = read_published(straight.start(None, no_report).published, folder)
     expected = train_steps(straight, folder, range(1, 4))
@@ -247,7 +238,7 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
 
 
 def test_pruning_keeps_the_frozen_weights_and_their_absence_is_reported(open_rank: OpenRank, tmp_path: Path) -> None:
-    run, folder = make_lora_run(tmp_path, 0, keep=1, every=1)
+    run, folder = make_run(tmp_path, sft_steps=0, keep=1, every=1, **SETTINGS)
     rank = open_rank(run, folder)
     rank.start(None, no_report)
     train_steps(rank, folder, range(1, 4))
