@@ -109,7 +109,7 @@ class WideCase(NamedTuple):
     mode: str  # mode of activation checkpointing
     compiles: bool = True
     tokens: int = 8192  # number of tokens in a micro batch
-    layers: int = 4
+    layers: int = 2
     experts: ExpertsConfig | None = None
 
     def build_config(self) -> DecoderConfig:

@@ -117,18 +117,14 @@ def plan_case(case: WideCase) -> RankMemory:
 
 
 @pytest.mark.parametrize("name", WIDE_CASES)
-def test_the_peak_of_live_tensors_is_within_a_tenth_of_the_plan(name: str, reports: dict[str, CaseReport]) -> None:
-    report = reports[name]
-    assert report.error == ""
-    planned = plan_case(WIDE_CASES[name]).total
-    assert report.peak_bytes == pytest.approx(planned, rel=0.1), f"peak in {report.peak_place}"
-
-
-@pytest.mark.parametrize("name", WIDE_CASES)
-def test_a_step_stays_below_its_ceilings(name: str, reports: dict[str, CaseReport]) -> None:
+def test_a_step_stays_below_its_ceilings_with_a_peak_within_a_tenth_of_the_plan(
+    name: str, reports: dict[str, CaseReport]
+) -> None:
     report = reports[name]
     assert report.error == ""
     assert list_exceeded(count_wide_case(name, report), read_ceilings()[name]) == []
+    planned = plan_case(WIDE_CASES[name]).total
+    assert report.peak_bytes == pytest.approx(planned, rel=0.1), f"peak in {report.peak_place}"
 
 
 def test_compiled_layers_move_less_memory_than_eager_layers(reports: dict[str, CaseReport]) -> None:

@@ -174,12 +174,6 @@ def test_a_mapped_function_becomes_the_tool_of_the_run(tmp_path: Path, *, in_tex
     assert row.generated == f"</reason>\n{format_tool_call('jupyter_code', CODE_CALL['arguments'])}<|im_end|>"
 
 
-def test_the_functions_of_a_row_with_tools_are_not_mapped(tmp_path: Path) -> None:
-    (row,) = read_rows(tmp_path / "some.jsonl", PUBLIC_ROWS["ShareGPT"], file=map_names(get_weather="jupyter_code"))
-    assert "get_weather" in row.generated
-    assert "jupyter_code" not in row.generated
-
-
 def test_a_row_with_a_system_text_and_calls_uses_the_tools_of_the_run(tmp_path: Path) -> None:
     messages = [*chat("1?", system=SYSTEM), {"role": "assistant", "tool_calls": [CODE_CALL]}]
     (row,) = read_rows(tmp_path / "some.jsonl", {"messages": messages}, file=map_names(python="jupyter_code"))

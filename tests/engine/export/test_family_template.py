@@ -97,6 +97,7 @@ def test_no_renderer_of_qwen_fits_the_tokenizer_of_qwen25(tmp_path: Path, render
         build_chat(write_family_tokenizer(tmp_path, FAMILY_KINDS["qwen2.5"]), config)
 
 
+@pytest.mark.slow
 def test_an_export_without_a_renderer_replaces_the_template_of_the_family(tmp_path: Path) -> None:
     source = write_family_tokenizer(tmp_path, FAMILY_KINDS["qwen2.5"])
     before: Any = AutoTokenizer.from_pretrained(source)
