@@ -132,7 +132,7 @@ def test_the_generation_config_has_the_sampling_of_evaluations_and_the_stop_toke
     assert (generation.eos_token_id, generation.do_sample, generation.temperature) == (stops, True, 1.0)
     assert (generation.top_k, generation.max_new_tokens) == (len(tokenizer), config.response_tokens)
     assert tokenizer.eos_token == "<|im_end|>"
-    options = {"sampling": Sampling(temperature=0.0), "rl": RlConfig(steps=0)}
+    options: dict[str, Any] = {"sampling": Sampling(temperature=0.0), "rl": RlConfig(steps=0)}
     greedy = build_chat(tmp_path, **options).generation
     served = build_chat(tmp_path, **options, evaluation=EvaluationConfig(0, response_tokens=9000))
     assert (served.generation["max_new_tokens"], served.facts.context_tokens) == (9000, 1024 + 9000)

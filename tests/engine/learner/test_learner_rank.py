@@ -169,7 +169,7 @@ def of_version(version: int) -> list[TrainingSample]:
 @pytest.mark.parametrize("keep", [True, False])
 def test_rl_continues_with_weights_and_moments_of_another_run(open_rank: OpenRank, tmp_path: Path, keep: bool) -> None:
     """If moments continue, the next update equals that of the other run, even after a resume from step 0."""
-    settings = {"warmup_steps": 0, "final_lr_fraction": 1.0, "minibatches": 1}
+    settings: dict[str, Any] = {"warmup_steps": 0, "final_lr_fraction": 1.0, "minibatches": 1}
     run, folder = make_run(tmp_path / "a", sft_steps=0, every=1, **settings)
     first = open_rank(run, folder)
     first.start(None, no_report)
