@@ -47,7 +47,7 @@ def reports() -> dict[str, CaseReport]:
 # ---------------------------------------------------------------- the learner
 
 
-@pytest.fixture(params=LEARNER_CASES)
+@pytest.fixture(params=[*LEARNER_CASES, *WIDE_CASES])
 def report(request: pytest.FixtureRequest, reports: dict[str, CaseReport]) -> CaseReport:
     found = reports[request.param]
     assert found.error == "" and found.mixed_devices == [], f"{found.mixed_devices}\n{found.error}"
@@ -64,6 +64,7 @@ def test_a_step_copies_from_page_locked_memory_and_does_not_wait(report: CaseRep
     assert report.blocking_copies == []
 
 
+@pytest.mark.parametrize("report", LEARNER_CASES, indirect=True)
 def test_every_collective_has_a_non_empty_tensor_on_the_gpu(report: CaseReport) -> None:
     assert report.sent > 0
     assert report.collectives == []
