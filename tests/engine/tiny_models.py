@@ -102,9 +102,9 @@ def _train_tokenizer(vocab_size: int) -> str:
     return tokenizer.to_str(pretty=True)
 
 
-def save_small_model(folder: Path, model: CausalLM | None = None) -> Path:
-    """Write `folder`/tokenizer, and a transformers folder `folder`/model of this model or of one for the tokenizer."""
+def save_small_model(folder: Path, model: CausalLM | None = None, name: str = "model") -> Path:
+    """Write `folder`/tokenizer, and a transformers folder `folder`/`name` of this model or of one for the tokenizer."""
     model = model or small_model(vocab_size=280)
     write_tokenizer(folder / "tokenizer")
-    save_model(folder / "model", model.config, model.state_dict(), folder / "tokenizer")
-    return folder / "model"
+    save_model(folder / name, model.config, model.state_dict(), folder / "tokenizer")
+    return folder / name

@@ -21,11 +21,6 @@ def wrap_as_dapo(question: str, form: str = "$Answer") -> str:
     )
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "some.jsonl"
-
-
 def read_one(file: Path, row: dict[str, Any]) -> tuple[str, str]:
     (problem,) = read_problems(write_rows(file, row))
     return problem.question, problem.ground_truth
@@ -90,14 +85,9 @@ def test_a_parquet_file_gives_the_same_rows_as_jsonl(tmp_path: Path) -> None:
     ]
 
 
-def test_the_id_of_a_problem_contains_its_file_and_row(file: Path) -> None:
-    write_rows(file, {"question": "a", "answer": "1"}, {"question": "b", "answer": "2"})
-    assert [problem.name for problem in read_problems(file)] == ["some.jsonl:1", "some.jsonl:2"]
-
-
-def test_blank_lines_are_skipped_but_counted(file: Path) -> None:
-    file.write_text('\n{"question": "a", "answer": "1"}\n\n')
-    assert [problem.name for problem in read_problems(file)] == ["some.jsonl:2"]
+def test_the_id_of_a_problem_contains_its_file_and_row_and_blank_lines_count(file: Path) -> None:
+    file.write_text('\n{"question": "a", "answer": "1"}\n\n{"question": "b", "answer": "2"}\n')
+    assert [problem.name for problem in read_problems(file)] == ["some.jsonl:2", "some.jsonl:4"]
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,9 @@ from typing import Any
 import pytest
 
 from asterism.configs.schema.algorithm import SftFileConfig
-from asterism.configs.schema.dialogue import DialogueConfig
-from asterism.engine.data.data_files import DatasetError, DatasetRow
+from asterism.engine.data.data_files import DatasetRow
 from asterism.engine.data.dialogue_messages import DatasetLocation, DialogueMessage
-from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.policies.dialogue.json_calls import format_tool_call
-from asterism.tasks.math_python import MATH_PYTHON
 from tests.engine.data.cold_start_rows import read_rows
 from tests.engine.data.public_layouts import say, write_sharegpt
 
@@ -26,7 +23,7 @@ RESULTS = [{"role": "tool", "tool_call_id": f"call_{number}", "content": str(num
 TOOLS = [{"type": "function", "function": {"name": "jupyter_code", "parameters": {"type": "object"}}}]
 RUN_PROMPT = SftFileConfig(name="some", data="", prompt="run")
 ANSWER = "<answer>\\boxed{3}</answer>"
-USER, SHAREGPT_RESULTS = say("user", "1+2?"), {"observation1": "1", "observation2": "2", "gpt": ANSWER}
+USER = say("user", "1+2?")
 LAYOUTS: dict[str, dict[str, Any]] = {
     "openai": {
         "tools": TOOLS,
@@ -42,50 +39,29 @@ LAYOUTS: dict[str, dict[str, Any]] = {
             {"role": "assistant", "content": [{"type": "text", "text": ANSWER}]},
         ]
     },
-    "reasoning field": {
-        "messages": [
-            *(USER, say("assistant", None, reasoning_content="", tool_calls=TOOL_CALLS)),
-            *(*RESULTS, say("assistant", ANSWER, reasoning_content="")),
-        ]
-    },
     "think tags": {
         "messages": [
             *(USER, say("assistant", "<think></think>\n\n", tool_calls=TOOL_CALLS)),
             *(*RESULTS, say("assistant", f"<think></think>\n\n{ANSWER}")),
         ]
     },
-    "sharegpt": {
-        "system": "Use the tool.",
-        "tools": json.dumps(TOOLS),
-        "conversations": write_sharegpt(
-            human="1+2?",
-            **{f"function_call{number}": json.dumps(each) for number, each in enumerate(FUNCTIONS)},
-            **SHAREGPT_RESULTS,
-        ),
-    },
     "sharegpt list": {
         "conversations": write_sharegpt(
             **{"system": "Use the tool.", "human": "1+2?", "gpt1": "", "function_call": json.dumps(FUNCTIONS)},
-            **SHAREGPT_RESULTS,
+            **{"observation1": "1", "observation2": "2", "gpt": ANSWER},
         )
     },
 }
 
 
-def write_turns(path: Path, *rows: dict[str, Any], prefill: str = "<reason>") -> list[str]:
-    """Write rows and read them. Check that their prompts are equal, and return the text in the loss of each row."""
-    dialogue = build_dialogue_format(DialogueConfig(tools=("jupyter_code",), prefill=prefill), MATH_PYTHON)
-    found = read_rows(path, *rows, file=RUN_PROMPT, formats=dialogue)
+def test_every_layout_gives_the_same_turns(tmp_path: Path) -> None:
+    """The turns and prompts have equal token ids."""
+    found = read_rows(tmp_path / "some.jsonl", *LAYOUTS.values(), file=RUN_PROMPT)
     masks = [zip(row.dialogue.token_ids, row.dialogue.loss_mask, strict=True) for row in found]
     assert len({tuple(token for token, in_loss in mask if not in_loss) for mask in masks}) == 1
-    return [row.generated for row in found]
-
-
-def test_every_layout_gives_the_same_turns(tmp_path: Path) -> None:
-    turns = write_turns(tmp_path / "some.jsonl", *LAYOUTS.values())
     calls = "\n".join(format_tool_call("jupyter_code", arguments) for arguments in CALLS)
     expected = f"</reason>\n{calls}<|im_end|></reason>\n{ANSWER}<|im_end|>"
-    assert dict(zip(LAYOUTS, turns, strict=True)) == dict.fromkeys(LAYOUTS, expected)
+    assert {name: row.generated for name, row in zip(LAYOUTS, found, strict=True)} == dict.fromkeys(LAYOUTS, expected)
 
 
 @pytest.mark.parametrize(
@@ -102,44 +78,3 @@ def test_every_layout_gives_the_same_turns(tmp_path: Path) -> None:
 def test_a_result_can_be_a_json_list(tmp_path: Path, content: Any, text: str) -> None:
     message = DialogueMessage("tool", {"content": content}, DatasetLocation(DatasetRow(tmp_path, 1, {}), "messages[1]"))
     assert message.get_results() == [text]
-
-
-def test_the_older_form_of_a_call_is_read(tmp_path: Path) -> None:
-    first = {"role": "assistant", "content": "<reason>Go.</reason>", "function_call": TOOL_CALLS[0]["function"]}
-    messages = [
-        *(USER, first),
-        {"role": "function", "name": "jupyter_code", "content": "1"},
-        {"role": "assistant", "content": f"<reason></reason>\n{ANSWER}"},
-    ]
-    (turns,) = write_turns(tmp_path / "some.jsonl", {"messages": messages})
-    assert turns.startswith(f"Go.</reason>\n{format_tool_call('jupyter_code', CALLS[0])}<|im_end|>")
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        {"content": f"<reason>Add.</reason>\n{ANSWER}"},
-        {"content": f"<think>Add.</think>\n\n{ANSWER}"},
-        {"content": ANSWER, "reasoning_content": "Add."},
-        {"content": ANSWER, "reasoning": "Add."},
-        {"content": ANSWER, "thinking": "Add.", "reasoning": None},
-        {"content": f"<think>Add.</think>{ANSWER}", "reasoning_content": ""},
-        {"content": ANSWER, "reasoning_content": "", "reasoning": "Add."},
-    ],
-)
-def test_reasoning_is_written_with_the_tag_of_the_prefill(tmp_path: Path, message: dict[str, Any]) -> None:
-    (turn,) = write_turns(tmp_path / "some.jsonl", {"messages": [USER, {"role": "assistant", **message}]})
-    assert turn == f"Add.</reason>\n{ANSWER}<|im_end|>"
-
-
-def test_reasoning_gets_think_tags_without_a_prefill(tmp_path: Path) -> None:
-    answers = {"content": ANSWER}, {"content": ANSWER, "reasoning_content": "Add."}
-    rows = [{"messages": [USER, {"role": "assistant", **answer}]} for answer in answers]
-    turns = write_turns(tmp_path / "some.jsonl", *rows, prefill="")
-    assert turns == [f"{ANSWER}<|im_end|>", f"<think>Add.</think>\n{ANSWER}<|im_end|>"]
-
-
-def test_the_content_must_begin_with_a_prefill_that_has_no_tag(tmp_path: Path) -> None:
-    messages = [USER, {"role": "assistant", "content": "Three."}]
-    with pytest.raises(DatasetError, match=r"`messages\[1\]\.content`: must start with Well, , the prefill"):
-        write_turns(tmp_path / "some.jsonl", {"messages": messages}, prefill="Well, ")

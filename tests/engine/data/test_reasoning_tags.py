@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asterism.engine.data.data_files import DatasetRow, RowDefect
+from asterism.engine.data.data_files import DatasetError, DatasetRow, RowDefect
 from asterism.engine.data.dialogue_messages import BROKEN_TAGS, DatasetLocation, DialogueMessage
 
 HERE = DatasetLocation(DatasetRow(Path("some.jsonl"), 1, {}), "messages[1]")
@@ -44,6 +44,29 @@ def get_turn(content: str, prefill: str = "<reason>", **fields: Any) -> str:
 )
 def test_the_first_reasoning_of_a_turn_is_enclosed_in_one_pair_of_tags(content: str, turn: str) -> None:
     assert get_turn(content) == turn
+
+
+@pytest.mark.parametrize(
+    ("content", "fields"),
+    [
+        *((ANSWER, {"reasoning_content": "r"}), (ANSWER, {"reasoning": "r"})),
+        (ANSWER, {"thinking": "r", "reasoning": None}),
+        (f"<think>r</think>{ANSWER}", {"reasoning_content": ""}),
+        (ANSWER, {"reasoning_content": "", "reasoning": "r"}),
+    ],
+)
+def test_reasoning_of_a_field_is_enclosed_in_the_tags_of_the_prefill(content: str, fields: dict[str, Any]) -> None:
+    assert get_turn(content, **fields) == f"<reason>r</reason>\n{ANSWER}"
+
+
+def test_reasoning_gets_think_tags_without_a_prefill() -> None:
+    assert get_turn(ANSWER, "", reasoning_content="r") == f"<think>r</think>\n{ANSWER}"
+    assert get_turn(ANSWER, "") == ANSWER
+
+
+def test_the_content_must_begin_with_a_prefill_that_has_no_tag() -> None:
+    with pytest.raises(DatasetError, match=r"`messages\[1\]\.content`: must start with Well, , the prefill"):
+        get_turn("Three.", "Well, ")
 
 
 @pytest.mark.parametrize(

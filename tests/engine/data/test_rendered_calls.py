@@ -17,11 +17,6 @@ from tests.engine.data.cold_start_rows import ANSWER, FORMAT, QUESTION, RESULT, 
 TAGGED = "print('</tool_call>')"
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "some.jsonl"
-
-
 def make_row(*calls: dict[str, Any], content: str = "<reason>r</reason>") -> dict[str, Any]:
     turn = {"role": "assistant", "content": content, "tool_calls": list(calls)}
     return {"messages": [QUESTION, turn, *[RESULT] * max(1, len(calls)), ANSWER]}

@@ -16,6 +16,7 @@ from asterism.policies.dialogue.json_calls import format_tool_call
 from tests.engine.data.cold_start_rows import ANSWER, QUESTION, read_row, read_rows
 
 IN_TEXT = format_tool_call("jupyter_code", {"code": "0"})
+TAGGED = "<tool_response>\na\n</tool_response>\n<tool_response>\nb\n</tool_response>"
 HERE = DatasetLocation(DatasetRow(Path("some.jsonl"), 1, {}), "messages[2]")
 
 
@@ -57,6 +58,7 @@ def test_results_have_the_order_of_calls_for_any_order_in_the_file(tmp_path: Pat
         (make_turn("x", "y"), [make_result('[{"n": 1}, "b"]')], ['{"n": 1}', "b"]),
         (make_turn("x"), [make_result('[{"n": 1}]')], ['[{"n": 1}]']),
         (make_turn(text="<tool_call>{"), [make_result("a")], ["a"]),
+        (make_turn("x", "y"), [make_result(TAGGED)], ["a", "b"]),
     ],
 )
 def test_calls_and_results_without_ids_keep_their_order(
@@ -88,7 +90,7 @@ def test_a_missing_surplus_or_unknown_result_makes_the_row_unusable(
 
 
 def test_a_user_turn_can_contain_results_in_tags(tmp_path: Path) -> None:
-    tagged = {"role": "user", "content": "<tool_response>\na\n</tool_response>\n<tool_response>\nb\n</tool_response>"}
+    tagged = {"role": "user", "content": TAGGED}
     assert list_rendered(tmp_path, make_turn("x", "y"), tagged, ANSWER) == ["a", "b"]
     with pytest.raises(RowDefect, match="2 results for 1 calls"):
         list_rendered(tmp_path, make_turn("x"), tagged, ANSWER)

@@ -13,7 +13,17 @@ from asterism.engine.data.data_files import BadRows, DatasetError
 from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.policies.tools.tool_schema import ToolSchema
 from tests.engine.data.cold_start_rows import FORMAT, read_file, read_rows
-from tests.engine.data.public_layouts import ANSWER, ARGUMENTS, CLOCK, QUESTION, RESULT, SYSTEM, WEATHER
+from tests.engine.data.public_layouts import (
+    ANSWER,
+    ARGUMENTS,
+    CLOCK,
+    PUBLIC_ROWS,
+    QUESTION,
+    RESULT,
+    SYSTEM,
+    WEATHER,
+    say,
+)
 from tests.engine.data.test_row_prompts import build_task_format
 
 FILES = {each.name: each for each in load_run(Path("configs/rstar2_cold_start.toml")).sft.mixture}
@@ -104,12 +114,29 @@ def test_a_public_data_set_is_read_as_published(
     assert found.generated == generated
 
 
-@pytest.mark.parametrize(("name", "row"), [("toolace", TOOLACE), ("code", MAGICODER), ("chat", NEMOTRON)])
-def test_a_parquet_file_has_the_columns_of_each_layout(tmp_path: Path, name: str, row: dict[str, Any]) -> None:
-    (expected,) = read_rows(tmp_path / "some.jsonl", row, file=FILES[name])
-    polars.DataFrame([row]).write_parquet(tmp_path / "some.parquet")
-    (found,) = read_file(tmp_path / "some.parquet", FILES[name])
-    assert found.text == expected.text
+CALL = {"function": {"name": "jupyter_code", "arguments": '{"code": "print(1)"}'}}
+CALLED = [say("user", "1?"), say("assistant", "", tool_calls=[CALL]), say("tool", "1"), say("assistant", "1")]
+PLAIN = [say("user", "1?"), say("assistant", "1")]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        ([{"messages": CALLED}], {}),
+        ([PUBLIC_ROWS["reasoning_content"], {"tools": None, "messages": PLAIN}], {}),
+        ([{"messages": PLAIN, "task": "archive"}], {"formats": {"math": FORMAT, "archive": build_task_format()}}),
+        *(
+            ([row], {"file": FILES[name]})
+            for name, row in (("toolace", TOOLACE), ("code", MAGICODER), ("chat", NEMOTRON))
+        ),
+    ],
+    ids=["calls", "tools", "tasks", "toolace", "code", "chat"],
+)
+def test_rows_are_equal_in_parquet_and_jsonl(tmp_path: Path, rows: list[Any], options: dict[str, Any]) -> None:
+    expected = read_rows(tmp_path / "some.jsonl", *rows, **options)
+    polars.DataFrame(rows, strict=False, infer_schema_length=None).write_parquet(tmp_path / "some.parquet")
+    found = read_file(tmp_path / "some.parquet", **options)
+    assert [row.dialogue._replace(name="") for row in found] == [row.dialogue._replace(name="") for row in expected]
 
 
 def replace_turn(position: int, value: str) -> dict[str, Any]:

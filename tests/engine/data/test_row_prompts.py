@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import polars
 import pytest
 
 from asterism.configs.schema.algorithm import SftFileConfig
@@ -23,7 +22,7 @@ from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.policies.tools.task_description import TaskDescription
 from asterism.policies.tools.tool_schema import ToolSchema
 from asterism.tasks.math_python import MATH_PYTHON
-from tests.engine.data.cold_start_rows import FORMAT, encode, read_file, read_rows
+from tests.engine.data.cold_start_rows import FORMAT, encode, read_rows
 from tests.engine.data.public_layouts import (
     ANSWER,
     ARGUMENTS,
@@ -31,13 +30,18 @@ from tests.engine.data.public_layouts import (
     CLOCK,
     PUBLIC_ROWS,
     QUESTION,
+    REMARK,
     RESULT,
+    SEVERAL_CALLS_ROWS,
     SYSTEM,
+    THOUGHT,
+    TIME,
     TOOL,
     WEATHER,
 )
 
 SCHEMAS = tuple(ToolSchema(**each) for each in (WEATHER, CLOCK))
+WEATHER_CALL = format_tool_call("get_weather", ARGUMENTS)
 CODE_CALL = {"name": "python", "arguments": {"code": "print(1)"}}
 
 
@@ -62,31 +66,37 @@ def chat(*turns: str, system: str = "") -> list[dict[str, Any]]:
     return [{"role": "system", "content": system}, *messages] if system else messages
 
 
-def test_five_public_layouts_have_the_token_ids_of_a_task_with_their_tools(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rows", "turn", "results"),
+    [
+        (PUBLIC_ROWS, f"</reason>\n{WEATHER_CALL}", [RESULT]),
+        (
+            SEVERAL_CALLS_ROWS,
+            f"{THOUGHT}</reason>\n{REMARK}\n{WEATHER_CALL}\n{format_tool_call('get_time', {})}",
+            [RESULT, TIME],
+        ),
+    ],
+    ids=["one call", "several calls"],
+)
+def test_five_public_layouts_have_the_token_ids_of_a_task_with_their_tools(
+    tmp_path: Path, rows: dict[str, Any], turn: str, results: list[str]
+) -> None:
     bad_rows = BadRows(5)
-    found = read_rows(tmp_path / "some.jsonl", *PUBLIC_ROWS.values(), bad_rows=bad_rows)
+    found = read_rows(tmp_path / "some.jsonl", *rows.values(), bad_rows=bad_rows)
     assert bad_rows.errors == []
     task = build_task_format(*SCHEMAS)
-    turns = [f"</reason>\n{format_tool_call('get_weather', ARGUMENTS)}<|im_end|>", f"</reason>\n{ANSWER}<|im_end|>"]
     parts = [
         (0, build_prompt_segments(QUESTION, task)),
-        (1, [TextSegment(turns[0], True)]),
-        (0, build_tool_turn_segments([RESULT], task)),
-        (1, [TextSegment(turns[1], True)]),
+        (1, [TextSegment(f"{turn}<|im_end|>", True)]),
+        (0, build_tool_turn_segments(results, task)),
+        (1, [TextSegment(f"</reason>\n{ANSWER}<|im_end|>", True)]),
     ]
     encoded = [(in_loss, encode(*segments)) for in_loss, segments in parts]
     token_ids = [token for _, ids in encoded for token in ids]
     loss_mask = [in_loss for in_loss, ids in encoded for _ in ids]
-    same_ids = {name: row.dialogue.token_ids == token_ids for name, row in zip(PUBLIC_ROWS, found, strict=True)}
-    assert same_ids == dict.fromkeys(PUBLIC_ROWS, True)
+    same_ids = {name: row.dialogue.token_ids == token_ids for name, row in zip(rows, found, strict=True)}
+    assert same_ids == dict.fromkeys(rows, True)
     assert all(row.dialogue.loss_mask == loss_mask for row in found)
-
-
-def test_rows_with_tools_are_equal_in_parquet_and_jsonl(tmp_path: Path) -> None:
-    rows = [PUBLIC_ROWS["reasoning_content"], {"tools": None, "messages": chat("1?", "1")}]
-    polars.DataFrame(rows, strict=False, infer_schema_length=None).write_parquet(tmp_path / "some.parquet")
-    found, expected = read_file(tmp_path / "some.parquet"), read_rows(tmp_path / "some.jsonl", *rows)
-    assert [row.text for row in found] == [row.text for row in expected]
 
 
 @pytest.mark.parametrize("prompt", ["row", "run"])
@@ -143,15 +153,6 @@ def test_a_system_text_that_already_describes_the_tools_stays_unchanged(tmp_path
     assert first.text.startswith(f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{QUESTION}")
 
 
-def test_several_results_can_share_a_message(tmp_path: Path) -> None:
-    results = "<tool_response>\na\n</tool_response>\n<tool_response>\nb\n</tool_response>"
-    messages = chat("1?", "<tool_call>{</tool_call><tool_call>}</tool_call>")
-    shared = [*messages, {"role": "tool", "content": results}, {"role": "assistant", "content": "1"}]
-    apart = [*messages, *({"role": "tool", "content": text} for text in "ab"), {"role": "assistant", "content": "1"}]
-    one, other = read_rows(tmp_path / "some.jsonl", {"messages": shared}, {"messages": apart})
-    assert (one.text, one.generated) == (other.text, other.generated)
-
-
 def test_a_result_can_be_an_object(tmp_path: Path) -> None:
     messages = chat("1?", "<tool_call>{</tool_call>")
     last = {"role": "assistant", "content": "4"}
@@ -171,12 +172,6 @@ def test_a_mapped_function_becomes_the_tool_of_the_run(tmp_path: Path, *, in_tex
     messages = [*chat("1?"), {"role": "assistant", **call}]
     (row,) = read_rows(tmp_path / "some.jsonl", {"messages": messages}, file=map_names(python="jupyter_code"))
     assert row.generated == f"</reason>\n{format_tool_call('jupyter_code', CODE_CALL['arguments'])}<|im_end|>"
-
-
-def test_the_functions_of_a_row_with_tools_are_not_mapped(tmp_path: Path) -> None:
-    (row,) = read_rows(tmp_path / "some.jsonl", PUBLIC_ROWS["ShareGPT"], file=map_names(get_weather="jupyter_code"))
-    assert "get_weather" in row.generated
-    assert "jupyter_code" not in row.generated
 
 
 def test_a_row_with_a_system_text_and_calls_uses_the_tools_of_the_run(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import polars
 import pytest
 
 from asterism.configs.schema.algorithm import SftFileConfig
@@ -41,11 +40,6 @@ CALL = format_tool_call("jupyter_code", {"code": "print(1)"})
 FUNCTION = {"name": "jupyter_code", "arguments": '{"code": "print(1)"}'}
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "some.jsonl"
-
-
 def make_call_turn(**fields: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": "<reason>Let me see.</reason>\n", **fields}
 
@@ -63,21 +57,7 @@ def test_a_dialogue_has_the_token_ids_of_its_rollout(file: Path) -> None:
     assert row.generated == "".join(turns)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        {"type": "function", "function": FUNCTION},
-        {"function": {"name": "jupyter_code", "arguments": {"code": "print(1)"}}},
-        {"function": {"name": "jupyter_code", "arguments": {"code": "print(1)", "input": None}}},
-        FUNCTION,
-    ],
-)
-def test_every_layout_of_a_call_gives_the_same_text(file: Path, call: dict[str, Any]) -> None:
-    row = read_row(file, QUESTION, make_call_turn(tool_calls=[call]), RESULT, ANSWER)
-    assert row.generated.startswith(f"Let me see.</reason>\n{CALL}<|im_end|>")
-
-
-@pytest.mark.parametrize("condition", [{"unit": None}, [{"unit": None, "max": 3}]])
+@pytest.mark.parametrize("condition", [None, {"unit": None}, [{"unit": None, "max": 3}]])
 def test_a_null_argument_is_kept_only_in_json_text(file: Path, condition: Any) -> None:
     tool = {"name": "find", "parameters": {"type": "object"}}
     texts: list[str] = []
@@ -112,34 +92,12 @@ def test_the_content_can_contain_a_call_even_if_it_is_malformed(file: Path) -> N
     assert row.generated.startswith(f"{text}<|im_end|>")
 
 
-def test_consecutive_results_share_one_turn(file: Path) -> None:
-    results = [{"role": "tool", "content": "a"}, {"role": "tool", "content": "b"}]
-    first = make_call_turn(tool_calls=[{"function": FUNCTION}, {"function": FUNCTION}])
-    row = read_row(file, QUESTION, first, *results, ANSWER)
-    assert "".join(segment.text for segment in build_tool_turn_segments(["a", "b"], FORMAT)) in row.text
-    assert row.generated.startswith(f"Let me see.</reason>\n{CALL}\n{CALL}<|im_end|>")
-
-
 def test_questions_and_results_cannot_contain_special_tokens(file: Path) -> None:
     forged = "<|im_end|>"
     user, result = ({"role": role, "content": forged} for role in ("user", "tool"))
     token_ids = read_row(file, user, make_call_turn(tool_calls=[FUNCTION]), result, ANSWER).dialogue.token_ids
     untrusted = LetterTokenizer().encode(forged, trusted=False)
     assert sum(token_ids[n : n + len(untrusted)] == untrusted for n in range(len(token_ids))) == 2
-
-
-def test_a_chat_can_have_several_questions(file: Path) -> None:
-    row = read_row(file, QUESTION, ANSWER, {"role": "user", "content": "2?"}, ANSWER)
-    assert "<|im_end|>\n<|im_start|>user\n2?<|im_end|>\n<|im_start|>assistant\n<reason>Yes." in row.text
-
-
-def test_a_parquet_file_gives_the_same_rows_as_jsonl(file: Path, tmp_path: Path) -> None:
-    messages = [QUESTION, make_call_turn(tool_calls=[{"function": FUNCTION}]), RESULT, ANSWER]
-    filled = [{"tool_calls": None, **message} for message in messages]
-    parquet = tmp_path / "some.parquet"
-    polars.DataFrame({"messages": [filled]}).write_parquet(parquet)
-    (row,) = read_file(parquet)
-    assert row.dialogue == read_row(file, *messages).dialogue._replace(name="some.parquet:1")
 
 
 @pytest.mark.parametrize("arguments", ['{"code": "\\ud83d"}', '{"code": ' + "[" * 100_000])
@@ -197,14 +155,6 @@ def test_the_error_for_an_unknown_task_lists_the_known_tasks(file: Path) -> None
 
 def test_a_run_without_tasks_ignores_the_task_of_a_row(file: Path) -> None:
     assert len(read_rows(file, {"task": "chess", "messages": [QUESTION, ANSWER]})) == 1
-
-
-def test_the_task_of_a_row_is_read_from_parquet(tmp_path: Path) -> None:
-    formats = {"math": FORMAT, "plain": build_format("tools")}
-    parquet = tmp_path / "some.parquet"
-    turns = [QUESTION, {"role": "assistant", "content": "1"}]
-    polars.DataFrame({"messages": [turns], "task": ["plain"]}).write_parquet(parquet)
-    assert count_sft_dialogues(parquet, formats, 10) == 1
 
 
 @pytest.mark.parametrize("kind", ["environment", "dialogue"])

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.sft_dialogues import TokenizedDialogue, iter_sft_dialogues
-from asterism.engine.export.chat_files import build_served_chat, write_chat_files
+from asterism.engine.export.chat_files import ServedChat, build_served_chat, write_chat_files
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.tasks import MATH_PYTHON
@@ -25,13 +25,22 @@ DIALOGUES = {
 }
 
 
+def build_chat(folder: Path, dialogue: DialogueConfig = DialogueConfig(), **options: Any) -> ServedChat:  # noqa: B008
+    """Build the chat files of the model in this folder. `options`: other tables of the run."""
+    run = RunConfig(name="r", dialogue=dialogue, **options)
+    return build_served_chat(run, run.resolved_tasks[0], MATH_PYTHON, folder)
+
+
+def export(folder: Path, chat: ServedChat) -> Any:
+    """Write the chat files, and return the tokenizer as transformers loads it."""
+    write_chat_files(folder, chat)
+    return AutoTokenizer.from_pretrained(folder)
+
+
 def export_chat(folder: Path, kind: FamilyKind, config: DialogueConfig) -> Any:
     """Export a tokenizer and return it as transformers loads it."""
     write_family_tokenizer(folder, kind)
-    (folder / "config.json").write_text(json.dumps({"model_type": kind.model_type, "eos_token_id": 0}))
-    run = RunConfig(name="r", dialogue=config)
-    write_chat_files(folder, build_served_chat(run, run.resolved_tasks[0], MATH_PYTHON, folder))
-    return AutoTokenizer.from_pretrained(folder)
+    return export(folder, build_chat(folder, config))
 
 
 def render(tokenizer: Any, messages: list[dict[str, Any]], tools: list[Any] | None = None, **options: Any) -> list[int]:

@@ -91,7 +91,7 @@ def train_family_tokenizer(kind: FamilyKind) -> Tokenizer:
 
 
 def write_family_tokenizer(folder: Path, kind: FamilyKind) -> Path:
-    """Write tokenizer.json and tokenizer_config.json with the family's added tokens and its template."""
+    """Write the tokenizer with the family's added tokens and template, and a config.json of the architecture."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = train_family_tokenizer(kind)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -113,6 +113,7 @@ def write_family_tokenizer(folder: Path, kind: FamilyKind) -> Path:
         "tokenizer_class": kind.tokenizer_class,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps({"model_type": kind.model_type}))
     (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": kind.eos, "pad_token": kind.special[0]}))
     return folder
 

@@ -15,18 +15,16 @@ from unicodedata import normalize
 from pydantic import TypeAdapter
 from renderers import create_renderer
 from renderers.configs import RendererConfig
-from transformers import AutoTokenizer
 
 from asterism.bus.messages import build_blank_record, bytes_to_ids, ids_to_bytes
 from asterism.configs.schema.dialogue import DialogueConfig
-from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.task_inputs import build_renderer
-from asterism.engine.export.chat_files import build_served_chat, write_chat_files
 from asterism.engine.model.family_renderer import FamilyTokenizer
 from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
 from asterism.policies.dialogue.dialogue_renderer import DialogueRenderer
 from asterism.policies.dialogue.parse_turn import ToolCall
 from asterism.tasks import MATH_PYTHON
+from tests.engine.export.exported_chats import export_chat
 from tests.engine.export.family_folders import FAMILY_KINDS, write_family_tokenizer
 from tests.engine.export.random_dialogues import Message, make_text
 from tests.fakes import generated_ids
@@ -155,18 +153,12 @@ def dump(arguments: Message) -> str:
 
 def make_family_run(folder: Path, name: str) -> FamilyRun:
     config, kind = CONFIGS[name], FAMILY_KINDS[name.split()[0]]
-    for each in ("source", "exported"):
-        write_family_tokenizer(folder / each, kind)
-        (folder / each / "config.json").write_text(json.dumps({"model_type": kind.model_type}))
-    run, tokenizer = RunConfig(name="r", dialogue=config), load_tokenizer(folder / "source")
-    write_chat_files(
-        folder / "exported", build_served_chat(run, run.resolved_tasks[0], MATH_PYTHON, folder / "exported")
-    )
+    tokenizer = load_tokenizer(write_family_tokenizer(folder / "source", kind))
     checked = TypeAdapter[Any](RendererConfig).validate_python({"name": config.renderer, **config.renderer_parameters})
     return FamilyRun(
         build_renderer(config, MATH_PYTHON, tokenizer),
         tokenizer,
-        AutoTokenizer.from_pretrained(folder / "exported"),
+        export_chat(folder / "exported", kind, config),
         create_renderer(FamilyTokenizer(tokenizer), checked),
         thinks=name == "qwen3",
         is_quick=name == "qwen3 quick",

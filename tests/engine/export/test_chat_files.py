@@ -5,17 +5,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 from transformers import GenerationConfig
 
 from asterism.configs.schema.algorithm import EvaluationConfig, RlConfig, Sampling
 from asterism.configs.schema.dialogue import DialogueConfig
-from asterism.configs.schema.run_config import RunConfig
-from asterism.engine.export.chat_files import build_served_chat, write_chat_files
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.policies.tools.python_tools import TOOL_SCHEMAS
-from asterism.tasks import MATH_PYTHON
-from tests.engine.export.exported_chats import DIALOGUES, assert_same_ids, export_chat, render, tokenize_rows
+from tests.engine.export.exported_chats import (
+    DIALOGUES,
+    assert_same_ids,
+    build_chat,
+    export,
+    export_chat,
+    render,
+    tokenize_rows,
+)
 from tests.engine.export.family_folders import FAMILY_KINDS, TEXTS, write_family_tokenizer
 from tests.engine.export.random_dialogues import RandomDialogue, make_dialogue
 
@@ -116,8 +120,7 @@ def test_the_exported_tokenizer_encodes_texts_like_the_original(tmp_path: Path, 
 def test_a_second_export_gives_the_same_files(tmp_path: Path) -> None:
     export_chat(tmp_path, FAMILY_KINDS["qwen2.5"], DialogueConfig())
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    run = RunConfig(name="r")
-    write_chat_files(tmp_path, build_served_chat(run, run.resolved_tasks[0], MATH_PYTHON, tmp_path))
+    export(tmp_path, build_chat(tmp_path))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -129,10 +132,9 @@ def test_the_generation_config_has_the_sampling_of_evaluations_and_the_stop_toke
     assert (generation.eos_token_id, generation.do_sample, generation.temperature) == (stops, True, 1.0)
     assert (generation.top_k, generation.max_new_tokens) == (len(tokenizer), config.response_tokens)
     assert tokenizer.eos_token == "<|im_end|>"
-    run = RunConfig(name="r", sampling=Sampling(temperature=0.0), rl=RlConfig(steps=0))
-    greedy = build_served_chat(run, run.resolved_tasks[0], MATH_PYTHON, tmp_path).generation
-    limited = replace(run, evaluation=EvaluationConfig(0, response_tokens=9000))
-    served = build_served_chat(limited, limited.resolved_tasks[0], MATH_PYTHON, tmp_path)
+    options: dict[str, Any] = {"sampling": Sampling(temperature=0.0), "rl": RlConfig(steps=0)}
+    greedy = build_chat(tmp_path, **options).generation
+    served = build_chat(tmp_path, **options, evaluation=EvaluationConfig(0, response_tokens=9000))
     assert (served.generation["max_new_tokens"], served.facts.context_tokens) == (9000, 1024 + 9000)
     assert (greedy["do_sample"], greedy["temperature"]) == (False, 0.0)
     assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == stops

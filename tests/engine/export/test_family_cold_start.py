@@ -1,4 +1,7 @@
-"""Tests: cold-start dialogues with dialogue.renderer have the token ids of the exported template and of a rollout."""
+"""Tests: cold-start dialogues with dialogue.renderer have the token ids of a rollout.
+
+test_family_dialogues.py compares the token ids of rollouts with the exported template.
+"""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from asterism.configs.errors import UnusableInput
 from asterism.configs.schema.algorithm import SftConfig
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.configs.schema.run_config import RunConfig
@@ -20,7 +22,6 @@ from asterism.engine.model.family_renderer import FamilyRenderer
 from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
 from asterism.tasks import MATH_PYTHON
 from tests.engine.data.public_layouts import PUBLIC_ROWS, SEVERAL_CALLS_ROWS, THOUGHT
-from tests.engine.export.exported_chats import render
 from tests.engine.export.family_folders import FAMILY_KINDS, write_family_tokenizer
 from tests.engine.export.family_runs import CONFIGS, EMPTY_REASONING, TOOL, make_family_dialogue, make_family_run
 from tests.engine.export.random_dialogues import make_text
@@ -87,22 +88,6 @@ def test_a_dialogue_has_the_tokens_of_its_rollout(tmp_path: Path, name: str) -> 
     assert num_turns > 2 * NUM_DIALOGUES
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3", "llama3", "llama3 later"])
-def test_a_dialogue_has_the_tokens_of_the_exported_template(tmp_path: Path, name: str) -> None:
-    """Each dialogue has only one question, because templates drop the reasoning before the last question."""
-    run, cold_start = make_family_run(tmp_path, name), ColdStart(tmp_path, CONFIGS[name])
-    num_compared = 0
-    for seed in range(NUM_DIALOGUES):
-        messages = make_family_dialogue(run, seed, make_text)
-        if sum(message["role"] == "user" for message in messages) > 1 and not run.is_llama:
-            continue
-        whole = cold_start.read_one(*messages).token_ids
-        assert render(run.exported, messages) == [*whole, *([] if run.is_llama else run.encode("\n"))]
-        num_compared += 1
-    assert num_compared > 10
-
-
 @pytest.mark.parametrize("rows", [PUBLIC_ROWS, SEVERAL_CALLS_ROWS])
 @pytest.mark.parametrize("thinks", [True, False])
 def test_public_layouts_are_read_in_the_format_of_qwen3(tmp_path: Path, rows: dict[str, Any], thinks: bool) -> None:
@@ -159,51 +144,34 @@ def test_a_turn_that_the_format_cannot_express_makes_its_row_unusable(
         cold_start.read([{"messages": [QUESTION, turn]}])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3", "llama3"])
-def test_names_and_schemas_of_a_row_never_become_special_tokens(tmp_path: Path, name: str) -> None:
-    cold_start = ColdStart(tmp_path, CONFIGS[name])
-    special = set(map(cold_start.tokenizer.find_token_id, (*FAMILY_KINDS[name].special, "<tool_call>")))
-
-    def count_special(text: str) -> list[int]:
-        """Return the special tokens of a dialogue with this text in all names, keys and descriptions."""
+def make_attacked_row(text: str, *, in_names: bool) -> dict[str, Any]:
+    """Make a row with this text in all texts, or in all names, keys and descriptions and in the argument."""
+    if in_names:
         properties = {f"a{text}": {"type": "string", "description": text}}
         parameters = {"type": "object", "properties": properties}
         tool = {"name": f"f{text}g", "description": text, "parameters": parameters}
         turn = {**CALL_TURN, "tool_calls": [{"name": f"f{text}g", "arguments": {f"a{text}": text}}]}
-        row = {"tools": [tool], "messages": [QUESTION, turn, RESULT, ANSWER]}
-        (dialogue,) = cold_start.read([row])
-        assert len(cold_start.decode_turns(dialogue)) == 2
-        return [token_id for token_id in dialogue.token_ids if token_id in special]
-
-    hostile = "".join(text for text in FAMILY_KINDS[name].special if text != "<|endoftext|>")
-    assert count_special(hostile) == count_special("x")
+        return {"tools": [tool], "messages": [QUESTION, turn, RESULT, ANSWER]}
+    turn = {**CALL_TURN, "tool_calls": [{"function": {"name": TOOL, "arguments": {"code": text}}}]}
+    user, result = ({"role": role, "content": text} for role in ("user", "tool"))
+    return {"messages": [user, turn, result, {"role": "assistant", "content": f"It is {text}."}]}
 
 
+@pytest.mark.parametrize("in_names", [True, False])
 @pytest.mark.parametrize("name", ["qwen3", "llama3"])
-def test_texts_of_a_row_never_become_special_tokens(tmp_path: Path, name: str) -> None:
+def test_texts_and_names_of_a_row_never_become_special_tokens(tmp_path: Path, name: str, in_names: bool) -> None:
     """In prompts and turns, special tokens come only from the format."""
     cold_start = ColdStart(tmp_path, CONFIGS[name])
-    special = {
-        token_id
-        for token_id, text in ((cold_start.tokenizer.find_token_id(text), text) for text in FAMILY_KINDS[name].special)
-        if text != "<|endoftext|>"
-    }
-
-    def make_dialogue(text: str) -> list[Any]:
-        call = {"function": {"name": TOOL, "arguments": {"code": text}}}
-        return [
-            {"role": "user", "content": text},
-            {**CALL_TURN, "tool_calls": [call]},
-            {"role": "tool", "content": text},
-            {"role": "assistant", "content": f"It is {text}."},
-        ]
-
-    hostile = "".join(FAMILY_KINDS[name].special) + HOSTILE
-    ordinary, attacked = (cold_start.read_one(*make_dialogue(text)) for text in ("text", hostile))
-    specials = [[each for each in dialogue.token_ids if each in special] for dialogue in (ordinary, attacked)]
+    special = {*FAMILY_KINDS[name].special, "<tool_call>"} - {"<|endoftext|>"}
+    token_ids = set(map(cold_start.tokenizer.find_token_id, special))
+    hostile = "".join(FAMILY_KINDS[name].special) + ("" if in_names else HOSTILE)
+    rows = [make_attacked_row(text, in_names=in_names) for text in ("text", hostile)]
+    ordinary, attacked = (cold_start.read([row])[0] for row in rows)
+    specials = [[each for each in dialogue.token_ids if each in token_ids] for dialogue in (ordinary, attacked)]
     assert specials[0] == specials[1]
-    assert cold_start.tokenizer.decode(attacked.token_ids).count(HOSTILE.strip()) >= 2
+    assert len(cold_start.decode_turns(attacked)) == 2
+    if not in_names:
+        assert cold_start.tokenizer.decode(attacked.token_ids).count(HOSTILE.strip()) >= 2
 
 
 def test_a_turn_without_an_end_token_ends_with_the_role_of_the_next_turn(tmp_path: Path) -> None:
@@ -278,12 +246,3 @@ def test_a_system_text_that_already_describes_the_tools_stays_unchanged(tmp_path
     text = cold_start.tokenizer.decode(dialogue.token_ids)
     assert "Call <tools>" in text and "# Tools" not in text
     assert "get_weather" in cold_start.decode_turns(dialogue)[0]
-
-
-def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnusableInput, match='"auto" cannot continue a dialogue'):
-        ColdStart(
-            tmp_path,
-            DialogueConfig(renderer="auto"),
-            load_tokenizer(write_family_tokenizer(tmp_path / "t", FAMILY_KINDS["qwen3"])),
-        )

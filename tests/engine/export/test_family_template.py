@@ -9,34 +9,23 @@ from transformers import AutoTokenizer
 
 from asterism.configs.errors import UnusableInput
 from asterism.configs.schema.dialogue import DialogueConfig
-from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.task_inputs import build_renderer
-from asterism.engine.export.chat_files import ServedChat, build_served_chat, write_chat_files
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.tasks import MATH_PYTHON
+from tests.engine.export import family_runs
+from tests.engine.export.exported_chats import build_chat, export
 from tests.engine.export.family_folders import FAMILY_KINDS, write_family_tokenizer
 from tests.engine.export.family_templates import QWEN3_TEMPLATE
 
 CONFIGS = {
-    "default": DialogueConfig(tools=("jupyter_code",), renderer="qwen3"),
-    "quick": DialogueConfig(
-        tools=("jupyter_code",), renderer="qwen3", system="", renderer_parameters={"enable_thinking": False}
-    ),
+    **family_runs.CONFIGS,
     "own texts": DialogueConfig(tools=(), renderer="qwen3", system="Be 'brief' \u2603.", instruction=""),
-    "llama": DialogueConfig(tools=("jupyter_code",), renderer="llama-3"),
-    "llama later": DialogueConfig(tools=(), renderer="llama-3", renderer_parameters={"date_string": "01 Feb 2027"}),
+    "no tools": DialogueConfig(tools=(), renderer="llama-3", renderer_parameters={"date_string": "01 Feb 2027"}),
 }
+QWEN3 = FAMILY_KINDS["qwen3"]
 PARSERS = {"qwen3": ("qwen25", "qwen3"), "llama-3": ("llama3", "")}
 QUESTION = {"role": "user", "content": "1 + 1?"}
-
-
-def write_source(folder: Path, family: str = "qwen3") -> Path:
-    """Write a model's folder whose template is in tokenizer_config.json, as in Qwen's folders."""
-    kind = FAMILY_KINDS[family]
-    write_family_tokenizer(folder, kind)
-    (folder / "config.json").write_text(json.dumps({"model_type": kind.model_type}))
-    return folder
 
 
 def replace_template(folder: Path, template: str | None) -> Path:
@@ -46,21 +35,10 @@ def replace_template(folder: Path, template: str | None) -> Path:
     return folder
 
 
-def build_chat(folder: Path, config: DialogueConfig) -> ServedChat:
-    run = RunConfig(name="r", dialogue=config)
-    return build_served_chat(run, run.resolved_tasks[0], MATH_PYTHON, folder)
-
-
-def export(folder: Path, chat: ServedChat) -> Any:
-    """Write the chat files, and return the tokenizer as transformers loads it."""
-    write_chat_files(folder, chat)
-    return AutoTokenizer.from_pretrained(folder)
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_exported_template_renders_the_prompt_of_the_run(tmp_path: Path, name: str) -> None:
     config = CONFIGS[name]
-    source = write_source(tmp_path, config.renderer.replace("-", ""))
+    source = write_family_tokenizer(tmp_path, FAMILY_KINDS[config.renderer.replace("-", "")])
     wanted = build_renderer(config, MATH_PYTHON, load_tokenizer(source)).render_prompt(QUESTION["content"])
     chat = build_chat(source, config)
     tokenizer = export(source, chat)
@@ -71,13 +49,13 @@ def test_the_exported_template_renders_the_prompt_of_the_run(tmp_path: Path, nam
     )
     assert "<think>" not in thinking
     calls, reasoning = PARSERS[config.renderer]
-    reasoning = "" if name == "quick" else reasoning  # SGLang's parser would treat the whole answer as reasoning
+    reasoning = "" if name == "qwen3 quick" else reasoning  # SGLang's parser would treat the whole answer as reasoning
     assert (chat.facts.tool_call_parser, chat.facts.reasoning_parser) == (calls if config.tools else "", reasoning)
 
 
 def test_texts_of_a_request_replace_the_texts_of_the_run(tmp_path: Path) -> None:
-    source = write_source(tmp_path)
-    tokenizer = export(source, build_chat(source, CONFIGS["default"]))
+    source = write_family_tokenizer(tmp_path, QWEN3)
+    tokenizer = export(source, build_chat(source, CONFIGS["qwen3"]))
     tool = {"type": "function", "function": {"name": "look_up"}}
     system = {"role": "system", "content": "Mine."}
     text = tokenizer.apply_chat_template([system, QUESTION], tools=[tool], tokenize=False)
@@ -86,14 +64,14 @@ def test_texts_of_a_request_replace_the_texts_of_the_run(tmp_path: Path) -> None
 
 
 def test_a_question_of_several_parts_gets_the_instruction(tmp_path: Path) -> None:
-    chat = build_chat(write_source(tmp_path), CONFIGS["default"])
+    chat = build_chat(write_family_tokenizer(tmp_path, QWEN3), CONFIGS["qwen3"])
     template = chat.template.replace(QWEN3_TEMPLATE, "{{ messages | tojson }}")
     assert template != chat.template
     tokenizer = export(tmp_path, chat._replace(template=template))
     parts = [{"type": "text", "text": "1 + 1?"}]
     system, question = json.loads(tokenizer.apply_chat_template([{"role": "user", "content": parts}], tokenize=False))
     assert system["role"] == "system"
-    instruction = build_dialogue_format(CONFIGS["default"], MATH_PYTHON).instruction
+    instruction = build_dialogue_format(CONFIGS["qwen3"], MATH_PYTHON).instruction
     assert [part["text"] for part in question["content"]] == [instruction, "1 + 1?"]
     developer = {"role": "developer", "content": "Mine."}
     assert json.loads(tokenizer.apply_chat_template([developer, QUESTION], tokenize=False))[0] == developer
@@ -102,13 +80,13 @@ def test_a_question_of_several_parts_gets_the_instruction(tmp_path: Path) -> Non
 def test_an_instruct_model_of_a_thinking_family_needs_no_reasoning_parser(tmp_path: Path) -> None:
     """The template of Qwen3-4B-Instruct-2507 contains no <think>."""
     template = QWEN3_TEMPLATE.replace("<think>", "").replace("</think>", "")
-    source = replace_template(write_source(tmp_path), template)
-    assert build_chat(source, CONFIGS["default"]).facts.reasoning_parser == ""
+    source = replace_template(write_family_tokenizer(tmp_path, QWEN3), template)
+    assert build_chat(source, CONFIGS["qwen3"]).facts.reasoning_parser == ""
 
 
 def test_a_model_without_a_template_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnusableInput, match=r"has no chat template.*add the template of the model's family"):
-        build_chat(replace_template(write_source(tmp_path), None), CONFIGS["default"])
+        build_chat(replace_template(write_family_tokenizer(tmp_path, QWEN3), None), CONFIGS["qwen3"])
 
 
 @pytest.mark.parametrize("renderer", ["qwen3", "prime-qwen3", "qwen3.5", "qwen3.6", "qwen3-vl"])
@@ -116,11 +94,12 @@ def test_no_renderer_of_qwen_fits_the_tokenizer_of_qwen25(tmp_path: Path, render
     """Qwen2.5 has no tokens for reasoning and results, so a run uses the roles and tags of ChatML."""
     config = DialogueConfig(tools=("jupyter_code",), renderer=renderer)
     with pytest.raises(UnusableInput, match=rf"{renderer} does not fit .*'<(think|tool_response)>' not found"):
-        build_chat(write_source(tmp_path, "qwen2.5"), config)
+        build_chat(write_family_tokenizer(tmp_path, FAMILY_KINDS["qwen2.5"]), config)
 
 
+@pytest.mark.slow
 def test_an_export_without_a_renderer_replaces_the_template_of_the_family(tmp_path: Path) -> None:
-    source = write_source(tmp_path, "qwen2.5")
+    source = write_family_tokenizer(tmp_path, FAMILY_KINDS["qwen2.5"])
     before: Any = AutoTokenizer.from_pretrained(source)
     assert "You are Qwen" in before.apply_chat_template([QUESTION], tokenize=False)
     after = export(source, build_chat(source, DialogueConfig()))

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from torch import Tensor
@@ -21,7 +22,10 @@ from tests.engine.learner.training_examples import rows, small_run, store_batch,
 OpenRank = Callable[[RunConfig, RunFolder], LearnerRank]
 
 
-def make_run(path: Path, *, sft_steps: int = 3, ranks: int = 1, every: int = 2) -> tuple[RunConfig, RunFolder]:
+def make_run(
+    path: Path, *, sft_steps: int = 3, ranks: int = 1, every: int = 2, **learner: Any
+) -> tuple[RunConfig, RunFolder]:
+    """Write the files of a run. `learner`: settings of [learner]."""
     folder = RunFolder(path / "run")
     folder.data.mkdir(parents=True)
     folder.sockets.mkdir()
@@ -30,9 +34,9 @@ def make_run(path: Path, *, sft_steps: int = 3, ranks: int = 1, every: int = 2) 
         {"role": "user", "content": "1 + 1?"},
         {"role": "assistant", "content": "<reason>One and one.</reason>\n<answer>2</answer>"},
     ]
-    lines = [json.dumps({"messages": dialogue}) + "\n"] * 12
+    lines = [json.dumps({"system": "Add.", "messages": dialogue}) + "\n"] * 12  # the run's system text is long
     (folder.data / "sft.jsonl").write_text("".join(lines))
-    base = small_run(ranks=ranks, every=every)
+    base = small_run(ranks=ranks, every=every, **learner)
     run = msgspec.structs.replace(base, sft=msgspec.structs.replace(base.sft, steps=sft_steps))
     write_resolved(run, folder.config)
     write_task_descriptions(folder, {"": MATH_PYTHON})

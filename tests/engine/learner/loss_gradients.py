@@ -9,11 +9,10 @@ from torch import Tensor
 
 from asterism.bus.messages import TrainingSample
 from asterism.engine.learner.batches.training_sequence import build_rl_sequence
-from asterism.engine.learner.distributed import RankGroup, gather_full
+from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.sharding import shard_model
-from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM
-from tests.engine.learner.training_examples import rows, small_run, trainable_model
+from tests.engine.learner.training_examples import RecordingTrainer, rows, small_run, trainable_model
 
 
 class LossCase(msgspec.Struct, frozen=True):
@@ -27,20 +26,6 @@ class LossGradients(NamedTuple):
     loss: float
     gradients: dict[str, Tensor]
     metrics: dict[str, float]
-
-
-class GradientTrainer(Trainer):
-    """A trainer that keeps the gradients of its last update."""
-
-    gradients: dict[str, Tensor]
-
-    def _apply_gradients(self, lr_scale: float) -> float:
-        self.gradients = {
-            name: gather_full(parameter.grad).clone()
-            for name, parameter in self.model.named_parameters()
-            if parameter.grad is not None
-        }
-        return super()._apply_gradients(lr_scale)
 
 
 def make_rows() -> list[TrainingSample]:
@@ -68,7 +53,7 @@ def _compute_gradients(ranks: RankGroup, case: LossCase) -> LossGradients:
     dtype = getattr(torch, case.dtype)
     model = trainable_model().to(dtype)
     shard_model(model, ranks)
-    trainer = GradientTrainer(model, small_run(**settings), ranks)
+    trainer = RecordingTrainer(model, small_run(**settings), ranks)
     if case.settings.get("kl_coef"):
         reference = make_reference_model().to(dtype)
         shard_model(reference, ranks)
@@ -76,4 +61,4 @@ def _compute_gradients(ranks: RankGroup, case: LossCase) -> LossGradients:
     trainer.start_stage("rl")
     sequences = [build_rl_sequence(each) for each in make_rows()]
     metrics = trainer.run_rl_step(sequences[::-1] if case.reverse else sequences)
-    return LossGradients(metrics["loss"], trainer.gradients, metrics)
+    return LossGradients(metrics["loss"], trainer.gradients or {}, metrics)

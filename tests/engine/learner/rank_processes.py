@@ -1,4 +1,4 @@
-"""Runs functions on ranks. All ranks are forks of one process with torch, because the import of torch takes seconds.
+"""Runs functions and learners on ranks. All ranks are forks of one process, because the import of torch takes seconds.
 
 Complete runs with several ranks (tests/actors/runs) use torchrun instead, as users do.
 """
@@ -8,9 +8,11 @@ import multiprocessing
 import os
 import pickle
 import socket
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -20,10 +22,9 @@ import torch
 
 from asterism.configs.schema.learner_config import LearnerConfig
 from asterism.engine.learner.distributed import join_ranks, leave_ranks
+from asterism.engine.learner.learner import main
 
-PRELOADED = (
-    *("pytest", "hypothesis", "asterism.engine.learner.adapters.adapted_model", "tests.engine.learner.train_ranks"),
-)
+PRELOADED = (*("pytest", "hypothesis", "asterism.engine.learner.learner", "tests.engine.learner.train_ranks"),)
 LIMIT_S = 240.0
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(list(PRELOADED))
@@ -51,10 +52,20 @@ def run_ranks(
         return [read_result(Path(folder), rank) for rank in range(count)]
 
 
-@contextlib.contextmanager
 def start_ranks(
     count: int, program: Callable[..., object], *arguments: object, learner: LearnerConfig | None = None, out: Path
-) -> Iterator[list[BaseProcess]]:
+) -> AbstractContextManager[list[BaseProcess]]:
+    """Start the function on the ranks, which join with the settings `learner`."""
+    return _start_forks(count, _run, program, arguments, learner or LearnerConfig(), out, out=out)
+
+
+def start_learner(count: int, *arguments: str, out: Path) -> AbstractContextManager[list[BaseProcess]]:
+    """Start the ranks of a learner with these arguments of its command line."""
+    return _start_forks(count, _run_learner, arguments, out=out)
+
+
+@contextlib.contextmanager
+def _start_forks(count: int, target: Callable[..., None], *arguments: object, out: Path) -> Iterator[list[BaseProcess]]:
     """Start the ranks, and kill the remaining ones at the end. A file in `out` for each rank has its standard error."""
     shared = {"OMP_NUM_THREADS": "1"}
     if count > 1:
@@ -66,8 +77,7 @@ def start_ranks(
     try:
         for rank in map(str, range(count)):
             environment = os.environ | shared | ({"RANK": rank, "LOCAL_RANK": rank} if count > 1 else {})
-            arguments_of_rank = (program, arguments, learner or LearnerConfig(), environment, out / rank)
-            process = _forks.Process(target=_run, args=arguments_of_rank, name=rank)
+            process = _forks.Process(target=_run_fork, args=(environment, out / rank, target, arguments), name=rank)
             process.start()
             started.append(process)
         yield started
@@ -83,19 +93,24 @@ def read_result(out: Path, rank: int) -> Any:
     return pickle.loads((out / f"{rank}.result").read_bytes())
 
 
-def _run(
-    program: Callable[..., object],
-    arguments: tuple[object, ...],
-    learner: LearnerConfig,
-    environment: dict[str, str],
-    errors: Path,
+def _run_fork(
+    environment: dict[str, str], errors: Path, target: Callable[..., None], arguments: tuple[object, ...]
 ) -> None:
     with errors.open("wb") as file:
         os.dup2(file.fileno(), 2)
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)
+    target(*arguments)
+
+
+def _run(program: Callable[..., object], arguments: tuple[object, ...], learner: LearnerConfig, out: Path) -> None:
     ranks = join_ranks(learner)
-    errors.with_suffix(".result").write_bytes(pickle.dumps(program(ranks, *arguments)))
+    (out / f"{ranks.rank}.result").write_bytes(pickle.dumps(program(ranks, *arguments)))
     leave_ranks(ranks)
     os._exit(0)  # ends the process like leave_ranks, even if the program has created a group
+
+
+def _run_learner(arguments: Sequence[str]) -> None:
+    sys.argv[1:] = arguments
+    sys.exit(main())

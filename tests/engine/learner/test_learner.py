@@ -1,11 +1,10 @@
-"""Tests of the learner as a process with the real bus."""
+"""Tests of the learner as a process with the real bus. The process is a fork (rank_processes.py)."""
 
 import asyncio
-import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,12 @@ from asterism.bus import messages as msg
 from asterism.bus.bus import Bus
 from asterism.bus.transport.zeromq import open_zmq_bus
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.checkpoints.checkpoint_folders import list_saved_steps, read_trainer_state
 from asterism.engine.learner.distributed import gather_full_parameters
 from asterism.engine.model.hf_checkpoint import load_model
 from asterism.engine.weight_transfer.shared_memory import load_published
 from tests.engine.learner.learner_runs import make_run, saved_weights
+from tests.engine.learner.rank_processes import start_learner
 from tests.engine.learner.training_examples import batch_messages, rows
 
 TIMEOUT_S = 60
@@ -30,18 +29,13 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> tuple[RunConfig, RunFolder]:
-    return make_run(tmp_path)
-
-
 class Peers:
     """The peers of the learner: head and launcher."""
 
-    def __init__(self, folder: RunFolder, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, folder: RunFolder, ranks: list[BaseProcess]) -> None:
         self._buses = {name: open_zmq_bus(name, folder.sockets, 100) for name in ("head", "launcher")}
-        self.process = process
-        self.pid = process.pid
+        self._folder, self._ranks = folder, ranks
+        self.leader = ranks[0]
         self.metrics: list[msg.MetricsRecorded] = []  # messages that `receive` stores instead of returning them
 
     @property
@@ -51,12 +45,12 @@ class Peers:
     async def receive(self, name: str = "head") -> msg.AnyMessage:
         """Return the next message. Fails with the learner's output if the learner exits."""
         receive = asyncio.ensure_future(self._buses[name].receive())
-        ended = asyncio.ensure_future(self.process.wait())
+        ended = asyncio.ensure_future(self.exit_code())
         await asyncio.wait((receive, ended), timeout=TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
         if not receive.done():
             receive.cancel()
-            pytest.fail(f"{name} receives nothing; {self.process}: {await self.read_output() if ended.done() else ''}")
+            pytest.fail(f"{name} receives nothing; {self.leader}: {self.read_output()}")
         assert receive.result().sender == "learner"
         message = receive.result().message
         if isinstance(message, msg.MetricsRecorded):
@@ -68,9 +62,8 @@ class Peers:
         for message in batch_messages(step, rows(step)):
             await self.head.send("learner", message)
 
-    async def read_output(self) -> str:
-        assert self.process.stderr is not None
-        return (await self.process.stderr.read()).decode()
+    def read_output(self) -> str:
+        return (self._folder.path / "0").read_text()
 
     async def receive_step(self) -> tuple[msg.StepTrained, msg.WeightsPublished]:
         trained, published = await self.receive(), await self.receive()
@@ -79,8 +72,13 @@ class Peers:
         assert trained.step == published.version
         return trained, published
 
-    async def exit_code(self) -> int:
-        return await asyncio.wait_for(self.process.wait(), TIMEOUT_S)
+    async def exit_code(self) -> int | None:
+        """Wait until all ranks have exited, and return their exit code."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while any(rank.exitcode is None for rank in self._ranks):  # noqa: ASYNC110 - they are other processes
+                await asyncio.sleep(0.01)
+        (code,) = {rank.exitcode for rank in self._ranks}
+        return code
 
     async def close(self) -> None:
         for bus in self._buses.values():
@@ -89,17 +87,12 @@ class Peers:
 
 @asynccontextmanager
 async def learner(folder: RunFolder, *arguments: str, ranks: int = 1) -> AsyncIterator[Peers]:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    argv = [sys.executable, *launcher, "-m", "asterism.engine.learner", "--run-folder", str(folder.path), *arguments]
-    process = await asyncio.create_subprocess_exec(*argv, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=-1)
-    peers = Peers(folder, process)
-    try:
-        yield peers
-    finally:
-        await peers.close()
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+    with start_learner(ranks, "--run-folder", str(folder.path), *arguments, out=folder.path) as started:
+        peers = Peers(folder, started)
+        try:
+            yield peers
+        finally:
+            await peers.close()
 
 
 async def wait_for_checkpoint(folder: RunFolder, step: int) -> None:
@@ -165,16 +158,14 @@ async def test_a_run_from_cold_start_to_shutdown(tmp_path: Path, ranks: int) -> 
         assert (trained.step, trained.metrics["updates"]) == (3, 0.0)
         torch.testing.assert_close(gather_full_parameters(model), saved_weights(folder, 2), rtol=0, atol=0)
         await peers.head.send("learner", msg.Shutdown())
-        assert await peers.exit_code() == 0, await peers.read_output()
+        assert await peers.exit_code() == 0, peers.read_output()
     assert list_saved_steps(folder.checkpoints) == [0, 2]
     assert read_trainer_state(folder.get_checkpoint_path(2)).ranks == ranks
     assert list(folder.shared_memory.iterdir()) == []
 
 
-async def test_a_killed_learner_resumes_from_its_newest_checkpoint_with_the_same_result(
-    made: tuple[RunConfig, RunFolder], tmp_path: Path
-) -> None:
-    _, folder = made
+async def test_a_killed_learner_resumes_from_its_newest_checkpoint_with_the_same_result(tmp_path: Path) -> None:
+    _, folder = make_run(tmp_path)
     metrics: dict[str, dict[str, float]] = {}
 
     async def train(peers: Peers, *steps: int) -> dict[str, float]:
@@ -189,7 +180,7 @@ async def test_a_killed_learner_resumes_from_its_newest_checkpoint_with_the_same
         await peers.receive_step()
         metrics["straight"] = await train(peers, 1, 2, 3)
         await wait_for_checkpoint(folder, 2)
-        peers.process.send_signal(signal.SIGKILL)
+        peers.leader.kill()
         assert await peers.exit_code() == -signal.SIGKILL
     async with learner(folder) as peers:
         again = await peers.receive()  # the journal contains the later batches
@@ -205,16 +196,16 @@ async def test_sigterm_abandons_the_current_step(tmp_path: Path) -> None:
     _, folder = make_run(tmp_path, sft_steps=100_000)
     async with learner(folder) as peers:
         await peers.receive("launcher")  # the cold start runs and would take minutes
-        peers.process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(peers.process.wait(), 60) == 0
+        peers.leader.terminate()
+        assert await peers.exit_code() == 0
     assert list_saved_steps(folder.checkpoints) == []
 
 
-async def test_the_report_of_unusable_input_has_one_line(made: tuple[RunConfig, RunFolder]) -> None:
-    _, folder = made
+async def test_the_report_of_unusable_input_has_one_line(tmp_path: Path) -> None:
+    _, folder = make_run(tmp_path)
     (folder.data / "sft.jsonl").write_text("{}\n")
     async with learner(folder) as peers:
         assert await peers.exit_code() == 2
-        last_line = (await peers.read_output()).splitlines()[-1]
+        last_line = peers.read_output().splitlines()[-1]
         assert "sft.jsonl" in last_line
         assert "messages" in last_line

@@ -3,6 +3,7 @@
 import errno
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from safetensors.torch import load_file, save_file
 from asterism.bus.messages import ProtocolError, TrainingSample
 from asterism.configs.atomic_write import DiskError
 from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.algorithm import SftFileConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.batches.batch_journal import BatchJournal
 from asterism.engine.learner.checkpoints import checkpoint as checkpoint_module
 from asterism.engine.learner.checkpoints.checkpoint_folders import list_saved_steps
@@ -21,6 +24,7 @@ from asterism.engine.learner.distributed import RankGroup, gather_full_parameter
 from asterism.engine.learner.learner_rank import CheckpointNotFound, LearnerRank
 from asterism.engine.model.hf_checkpoint import load_model
 from asterism.engine.weight_transfer.shared_memory import load_published
+from tests.engine.learner.adapters.adapted_models import SETTINGS
 from tests.engine.learner.learner_runs import OpenRank, make_run, no_report, saved_weights, train_step
 from tests.engine.learner.learner_settings import change_learner
 from tests.engine.learner.training_examples import rows, store_batch
@@ -44,11 +48,29 @@ def test_without_a_cold_start_step_0_is_the_initial_model(open_rank: OpenRank, t
 
 
 @pytest.fixture
-def rank(open_rank: OpenRank, tmp_path: Path) -> LearnerRank:
-    """Open a rank and start it at step 0."""
-    rank = open_rank(*make_run(tmp_path, sft_steps=0))
-    rank.start(0, no_report)
+def made(tmp_path: Path) -> tuple[RunConfig, RunFolder]:
+    """Make a run without a cold start that saves each step."""
+    return make_run(tmp_path, sft_steps=0, every=1)
+
+
+@pytest.fixture
+def folder(made: tuple[RunConfig, RunFolder]) -> RunFolder:
+    return made[1]
+
+
+@pytest.fixture
+def rank(open_rank: OpenRank, made: tuple[RunConfig, RunFolder]) -> LearnerRank:
+    """Open a rank of the run and start it at step 0."""
+    rank = open_rank(*made)
+    assert rank.start(None, no_report).published is not None
     return rank
+
+
+def train_without_rows(rank: LearnerRank, *steps: int) -> None:
+    """Run these steps with empty batches, and save them if they are due."""
+    for step in steps:
+        rank.train(step, [])
+        rank.save_if_due()
 
 
 def test_only_the_next_step_can_be_trained(rank: LearnerRank, tmp_path: Path) -> None:
@@ -60,15 +82,14 @@ def test_only_the_next_step_can_be_trained(rank: LearnerRank, tmp_path: Path) ->
 
 
 def test_a_resumed_learner_publishes_the_metrics_and_probes_of_its_checkpoint(
-    open_rank: OpenRank, tmp_path: Path
+    open_rank: OpenRank, made: tuple[RunConfig, RunFolder]
 ) -> None:
-    run, folder = make_run(tmp_path, sft_steps=0, every=1)
-    rank = open_rank(run, folder)
+    rank, folder = open_rank(*made), made[1]
     assert rank.start(None, no_report).metrics == {}
     first = train_step(rank, folder, 1)
     rank.save_if_due()
     rank.finish_saving()
-    resumed = open_rank(run, folder)
+    resumed = open_rank(*made)
     again = resumed.start(None, no_report)
     assert (again.step, again.metrics) == (1, first.metrics)
     assert "loss" in again.metrics
@@ -79,10 +100,7 @@ def test_a_resumed_learner_publishes_the_metrics_and_probes_of_its_checkpoint(
     assert probes[2] == probes[3]
 
 
-def test_the_last_step_is_published_with_a_probe_even_without_its_batch(open_rank: OpenRank, tmp_path: Path) -> None:
-    run, folder = make_run(tmp_path, sft_steps=0, every=1)
-    rank = open_rank(run, folder)
-    assert rank.start(None, no_report).published is not None
+def test_the_last_step_is_published_with_a_probe_even_without_its_batch(rank: LearnerRank, folder: RunFolder) -> None:
     published = train_step(rank, folder, 1, is_last=True).published
     assert BatchJournal(folder.batches).list_steps() == []
     assert published is not None
@@ -91,8 +109,7 @@ def test_the_last_step_is_published_with_a_probe_even_without_its_batch(open_ran
 
 
 def test_after_resuming_the_kl_term_still_refers_to_the_weights_before_rl(open_rank: OpenRank, tmp_path: Path) -> None:
-    run, folder = make_run(tmp_path, sft_steps=0)
-    run = replace(run, learner=change_learner(run.learner, kl_coef=0.1, minibatches=1, every=1))
+    run, folder = make_run(tmp_path, sft_steps=0, every=1, kl_coef=0.1, minibatches=1)
     figures = list[float]()
     for step in (1, 2):
         rank = open_rank(run, folder)
@@ -152,8 +169,8 @@ def of_version(version: int) -> list[TrainingSample]:
 @pytest.mark.parametrize("keep", [True, False])
 def test_rl_continues_with_weights_and_moments_of_another_run(open_rank: OpenRank, tmp_path: Path, keep: bool) -> None:
     """If moments continue, the next update equals that of the other run, even after a resume from step 0."""
-    run, folder = make_run(tmp_path / "a", sft_steps=0, every=1)
-    run = replace(run, learner=change_learner(run.learner, warmup_steps=0, final_lr_fraction=1.0, minibatches=1))
+    settings: dict[str, Any] = {"warmup_steps": 0, "final_lr_fraction": 1.0, "minibatches": 1}
+    run, folder = make_run(tmp_path / "a", sft_steps=0, every=1, **settings)
     first = open_rank(run, folder)
     first.start(None, no_report)
     for step in (1, 2, 3):
@@ -193,21 +210,20 @@ def test_a_cold_start_draws_from_the_files_of_a_mixture(open_rank: OpenRank, tmp
     assert digests[0] == digests[1] != digests[2]
 
 
+@pytest.mark.parametrize("settings", [{}, SETTINGS], ids=["all weights", "adapters"])
 def test_a_killed_cold_start_resumes_from_its_partial_checkpoint(
-    open_rank: OpenRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_rank: OpenRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
-    run, folder = make_run(tmp_path)
+    """The cold start trains all weights. Adapters are added afterwards, when its last save can still be running."""
+    run, folder = make_run(tmp_path, **settings)
     monkeypatch.setattr("asterism.engine.learner.checkpoints.checkpoint_schedule.SFT_SAVE_EVERY", 2)
 
-    class Killed(Exception):
-        pass
-
-    def kill_at_three(step: int, values: dict[str, float]) -> None:
+    def kill_at_three(step: int, _values: dict[str, float]) -> None:
         if step == 3:
-            raise Killed
+            raise KeyboardInterrupt
 
     killed = open_rank(run, folder)
-    with pytest.raises(Killed):
+    with pytest.raises(KeyboardInterrupt):
         killed.start(None, kill_at_three)
     killed.close()
     assert not (folder.partial_cold_start / "model.safetensors").exists()
@@ -215,13 +231,15 @@ def test_a_killed_cold_start_resumes_from_its_partial_checkpoint(
     resumed = open_rank(run, folder)
     resumed.start(None, lambda step, values: seen.append(step))
     resumed.close()
+    assert seen == [3]
+    assert not (folder.checkpoints / "sft_partial").exists()
     straight_run, straight_folder = make_run(tmp_path / "straight")
     straight = open_rank(straight_run, straight_folder)
     straight.start(None, no_report)
     straight.close()
-    assert seen == [3]
-    torch.testing.assert_close(saved_weights(folder, 0), saved_weights(straight_folder, 0), rtol=0, atol=0)
-    assert not (folder.checkpoints / "sft_partial").exists()
+    found, initial = saved_weights(folder, 0), load_model(folder.checkpoints / "init").state_dict()
+    torch.testing.assert_close(found, saved_weights(straight_folder, 0), rtol=0, atol=0)
+    assert not any(torch.equal(each, initial[name]) for name, each in found.items())
 
 
 @pytest.mark.parametrize(
@@ -235,12 +253,10 @@ def test_a_killed_cold_start_resumes_from_its_partial_checkpoint(
 def test_step_0_and_the_last_checkpoint_are_kept_and_some_are_exported(
     open_rank: OpenRank, tmp_path: Path, settings: dict[str, int], is_exported: dict[int, bool]
 ) -> None:
-    run, folder = make_run(tmp_path, sft_steps=0, every=2)
-    rank = open_rank(replace(run, learner=change_learner(run.learner, **settings)), folder)
+    run, folder = make_run(tmp_path, sft_steps=0, **settings)
+    rank = open_rank(run, folder)
     rank.start(None, no_report)
-    for step in range(1, 7):
-        rank.train(step, [])
-        rank.save_if_due()
+    train_without_rows(rank, *range(1, 7))
     saved = list_saved_steps(folder.checkpoints)  # the last step waits until its checkpoint is written
     rank.close()
     found = {step: (folder.get_checkpoint_path(step) / "model.safetensors").exists() for step in saved}
@@ -248,52 +264,43 @@ def test_step_0_and_the_last_checkpoint_are_kept_and_some_are_exported(
 
 
 def test_batches_are_deleted_only_after_their_checkpoint_is_complete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: tuple[RunConfig, RunFolder], folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, folder = make_run(tmp_path, sft_steps=0, every=1)
     journal, seen = BatchJournal(folder.batches), list[list[int]]()
 
     def record_saved(_step: int) -> None:
         seen.append(list_saved_steps(folder.checkpoints))
 
     monkeypatch.setattr(journal, "delete_up_to", record_saved)
-    rank = LearnerRank(run, folder, RankGroup(), journal)
+    rank = LearnerRank(*made, RankGroup(), journal)
     rank.start(None, no_report)
-    for step in (1, 2):
-        rank.train(step, [])
-        rank.save_if_due()
+    train_without_rows(rank, 1, 2)
     rank.close()
     assert [saved[-1] for saved in seen] == [1, 2]
 
 
 def test_a_failed_write_of_a_checkpoint_ends_the_next_step(
-    open_rank: OpenRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rank: LearnerRank, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, folder = make_run(tmp_path, sft_steps=0, every=1)
-    rank = open_rank(run, folder)
-    rank.start(None, no_report)
     rank.finish_saving()
 
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(checkpoint_module, "write_shard", fail)
-    rank.train(1, [])
-    rank.save_if_due()
+    train_without_rows(rank, 1)
     with pytest.raises(DiskError, match=r"/\.step_000001\.building: No space left on device"):
-        rank.train(2, [])
-        rank.save_if_due()
+        train_without_rows(rank, 2)
     rank.close()
     assert list_saved_steps(folder.checkpoints) == [0]
 
 
 def test_weights_are_published_before_they_are_saved_except_in_the_last_step(
-    open_rank: OpenRank, tmp_path: Path
+    open_rank: OpenRank, made: tuple[RunConfig, RunFolder], folder: RunFolder
 ) -> None:
-    run, folder = make_run(tmp_path, sft_steps=0, every=1)
-    rank = open_rank(run, folder)
+    last = 3
+    rank = open_rank(replace(made[0], rl=replace(made[0].rl, steps=last)), folder)
     rank.start(None, no_report)
-    last = run.rl.steps
     for step in range(1, last):
         trained = rank.train(step, [])
         assert trained.published is not None

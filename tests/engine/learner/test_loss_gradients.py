@@ -119,7 +119,7 @@ def check(name: str, got: LossGradients, tolerance: float = 1e-10) -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_value_and_gradient_equal_plain_loops(name: str) -> None:
-    for micro_batch_tokens, reverse in ((40, False), (128, True), (100_000, False)):
+    for micro_batch_tokens, reverse in ((40, True), (100_000, False)):
         check(name, compute(LossCase(SETTINGS[name], micro_batch_tokens, reverse)))
     check(name, compute(LossCase(SETTINGS[name], dtype="float32")), tolerance=1e-5)
 

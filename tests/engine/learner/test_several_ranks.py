@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from asterism.engine.learner.distributed import gather_full_parameters
+from tests.engine.learner.adapters.adapted_models import SETTINGS, read_peft_files
 from tests.engine.learner.train_ranks import Outcome, RankScript, make_model, train
 
 pytestmark = pytest.mark.slow
@@ -113,12 +114,24 @@ def test_training_in_bfloat16_has_float32_weights_gradients_and_moments(ranks: i
     [(2, 1), *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in [(1, 2), (2, 4), (4, 1)])],
 )
 def test_a_checkpoint_can_resume_with_another_number_of_ranks(first: int, second: int, tmp_path: Path) -> None:
-    """All ranks write the checkpoint, and the export is rounded."""
-    (straight,) = train(1, RankScript("rl", end=4))
-    exports, checkpoint = {"export_dtype": "bfloat16"}, tmp_path / "checkpoint"
-    (saved,) = train(first, RankScript("rl", end=2, saved=str(tmp_path), max_shard_bytes=20_000, learner=exports))
-    exported = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).state_dict()
-    assert len(list(checkpoint.glob("model-*.safetensors"))) > 2
-    assert all(torch.equal(exported[name], each.bfloat16()) for name, each in saved.parameters.items())
-    (end,) = train(second, RankScript("rl", 2, 4, checkpoint=str(checkpoint)))
-    assert differences(straight.parameters, end.parameters)[0] <= 1e-6
+    """All ranks write a checkpoint of whole weights with a rounded export, and a checkpoint of adapters."""
+    cases = {"whole": {"export_dtype": "bfloat16"}, "adapters": SETTINGS}
+    checkpoints = {name: tmp_path / name / "checkpoint" for name in cases}
+    straight = train(1, *(RankScript("rl", end=4, learner=learner) for learner in cases.values()))
+    whole, adapted = train(
+        first,
+        *(
+            RankScript("rl", end=2, saved=str(checkpoints[name].parent), max_shard_bytes=20_000, learner=learner)
+            for name, learner in cases.items()
+        ),
+    )
+    assert all(len(list(each.glob("model-*.safetensors"))) > 2 for each in checkpoints.values())
+    exported = AutoModelForCausalLM.from_pretrained(checkpoints["whole"], dtype=torch.bfloat16).state_dict()
+    assert all(torch.equal(exported[name], each.bfloat16()) for name, each in whole.parameters.items())
+    adapters = read_peft_files(checkpoints["adapters"])[1]
+    assert all(
+        torch.equal(adapted.parameters[name.removeprefix("base_model.model.")], each) for name, each in adapters.items()
+    )
+    resumed = (RankScript("rl", 2, 4, checkpoint=str(checkpoints[name]), learner=cases[name]) for name in cases)
+    for expected, found in zip(straight, train(second, *resumed), strict=True):
+        assert differences(expected.parameters, found.parameters)[0] <= 1e-6

@@ -7,7 +7,7 @@ import torch
 
 from asterism.bus.messages import TrainingSample
 from asterism.configs.errors import UnusableInput
-from asterism.engine.learner.batches.training_sequence import build_rl_sequence, build_sft_sequence
+from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_rl_sequence, build_sft_sequence
 from asterism.engine.learner.trainer import Trainer
 from tests.engine.learner.training_examples import (
     copy_weights,
@@ -82,33 +82,33 @@ def test_micro_batches_of_any_size_give_the_same_update() -> None:
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
 
 
-def test_a_cold_start_batch_without_loss_tokens_changes_nothing() -> None:
-    made = make_trainer("sft")
+@pytest.mark.parametrize(
+    ("stage", "batch", "metrics"),
+    [
+        ("sft", [build_sft_sequence([1, 2, 3], [0, 0, 0])], {"tokens": 0.0}),
+        ("rl", [], {"updates": 0.0, "tokens": 0.0}),
+        (
+            "rl",
+            [
+                build_rl_sequence(
+                    replace_tokens(row(0, 0, seed=0), loss_mask=bytes(row(0, 0, seed=0).record.num_tokens))
+                )
+            ],
+            {"updates": 0.0},
+        ),
+        ("rl", [build_rl_sequence(row(0, 0, seed=0, advantage=math.inf))], {"updates_skipped": 1.0}),
+    ],
+    ids=["cold start without loss tokens", "no rows", "rows without loss tokens", "infinite gradient"],
+)
+def test_a_step_without_a_finite_gradient_changes_nothing(
+    stage: str, batch: list[TrainingSequence], metrics: dict[str, float]
+) -> None:
+    made = make_trainer(stage, minibatches=1)
     before = copy_weights(made)
-    assert made.run_sft_step([build_sft_sequence([1, 2, 3], [0, 0, 0])])["tokens"] == 0.0
+    found = made.run_sft_step(batch) if stage == "sft" else made.run_rl_step(batch)
+    assert metrics.items() <= found.items()
+    assert made.step == 1
     torch.testing.assert_close(copy_weights(made), before, rtol=0, atol=0)
-
-
-def test_a_batch_without_rows_makes_no_update() -> None:
-    made = make_trainer()
-    before = copy_weights(made)
-    metrics = made.run_rl_step([])
-    torch.testing.assert_close(copy_weights(made), before, rtol=0, atol=0)
-    assert (made.step, metrics["updates"], metrics["tokens"]) == (1, 0.0, 0.0)
-
-
-def test_rows_without_loss_tokens_make_no_update() -> None:
-    silent = row(0, 0, seed=0)
-    silent = replace_tokens(silent, loss_mask=bytes(len(silent.record.loss_mask)))
-    assert make_trainer().run_rl_step([build_rl_sequence(silent)])["updates"] == 0.0
-
-
-def test_a_gradient_that_is_not_finite_is_counted_and_changes_nothing() -> None:
-    made = make_trainer(minibatches=1)
-    before = copy_weights(made)
-    metrics = made.run_rl_step([build_rl_sequence(row(0, 0, seed=0, advantage=math.inf))])
-    torch.testing.assert_close(copy_weights(made), before, rtol=0, atol=0)
-    assert metrics["updates_skipped"] == 1.0
 
 
 def test_a_token_id_outside_the_vocabulary_is_refused_before_the_forward_pass() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.adapters.adapted_model import BasePolicy, start_from_model
 from asterism.engine.learner.checkpoints.checkpoint_folders import FIRST_CHECKPOINT
-from asterism.engine.learner.distributed import RankGroup, gather_full, gather_full_parameters, wait_at_barrier
+from asterism.engine.learner.distributed import RankGroup, gather_full_parameters, wait_at_barrier
 from asterism.engine.learner.sharding import build_sharded_model, shard_model
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM
@@ -21,7 +21,7 @@ from asterism.policies.losses import token_scores
 from tests.engine.learner.adapters.adapted_models import fill_adapters
 from tests.engine.learner.rank_probes import ParameterForm, describe_parameters
 from tests.engine.learner.rank_processes import run_ranks
-from tests.engine.learner.training_examples import rl_sequences, sequences, small_run, trainable_model
+from tests.engine.learner.training_examples import RecordingTrainer, rl_sequences, sequences, small_run, trainable_model
 from tests.engine.tiny_models import write_tokenizer
 
 SFT_STAGES = ("sft", "experts")
@@ -32,7 +32,7 @@ class RankScript(msgspec.Struct, frozen=True):
     stage: str  # sft, rl, recomputed (rl with recomputed log probabilities), experts (sft of a model with experts), or
     # adapted (rl with adapters that are added after a step of the cold start)
     first: int = 0
-    end: int = 5
+    end: int = 3
     saved: str = ""  # folder for a final checkpoint, and for one of step 0 of a new model with adapters; empty: none
     max_shard_bytes: int = 5 * 10**9  # limit of a shard's size in the export
     checkpoint: str = ""  # checkpoint from which the script resumes; empty: a new model
@@ -50,20 +50,6 @@ class Outcome(msgspec.Struct):
     optimizer_dtypes: set[str]  # dtypes of the optimizer's tensors
 
 
-class RecordingTrainer(Trainer):
-    """A trainer that keeps the gradients of its first update."""
-
-    gradients: dict[str, Tensor] | None = None
-    gradient_dtypes: set[str]
-
-    def _apply_gradients(self, lr_scale: float) -> float:
-        pairs = [(name, each.grad) for name, each in self.model.named_parameters() if each.grad is not None]
-        if self.gradients is None:
-            self.gradients = {name: gather_full(gradient).clone() for name, gradient in pairs}
-        self.gradient_dtypes = {str(gradient.dtype) for _, gradient in pairs}
-        return super()._apply_gradients(lr_scale)
-
-
 def steps_of(stage: str) -> Step:
     if stage in SFT_STAGES:
         return lambda trainer, step: trainer.run_sft_step(sequences(step))
@@ -77,12 +63,11 @@ def make_model(stage: str, *, is_tied: bool) -> CausalLM:
 def make_trainer(script: RankScript, ranks: RankGroup) -> RecordingTrainer:
     recomputed = {"old_logprobs": "recomputed", "correction": "tis"} if script.stage == "recomputed" else {}
     run = small_run(**recomputed, **script.learner)
+    lora = get_lora_options(run.learner)
     if script.checkpoint:
-        lora = get_lora_options(run.learner)
         model = build_sharded_model(Path(script.checkpoint), ranks, run.learner.dtype, lora)
     else:
         model = make_model(script.stage, is_tied=script.is_tied)
-        lora = get_lora_options(run.learner)
         if lora is not None and script.stage != "adapted":
             add_adapters(model, lora)
             fill_adapters(model)

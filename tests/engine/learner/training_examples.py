@@ -14,7 +14,6 @@ from asterism.configs.schema.algorithm import RlConfig, SftConfig
 from asterism.configs.schema.machines import EngineConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.sglang import SGLangConfig
-from asterism.engine.export.hf_export import save_model
 from asterism.engine.learner.batches.batch_journal import BatchJournal
 from asterism.engine.learner.batches.sample_files import StoredSequence, list_sequences
 from asterism.engine.learner.batches.training_sequence import (
@@ -22,11 +21,11 @@ from asterism.engine.learner.batches.training_sequence import (
     build_rl_sequence,
     build_training_sequence,
 )
-from asterism.engine.learner.distributed import RankGroup, gather_full_parameters
+from asterism.engine.learner.distributed import RankGroup, gather_full, gather_full_parameters
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.learner.learner_settings import make_learner
-from tests.engine.tiny_models import VOCABULARY, small_architecture, small_config, small_model, write_tokenizer
+from tests.engine.tiny_models import VOCABULARY, save_small_model, small_architecture, small_model
 
 torch.set_num_threads(1)  # more threads slow small products down
 
@@ -64,6 +63,20 @@ def make_trainer(stage: str = "rl", model: CausalLM | None = None, **learner: An
     made = Trainer(trainable_model() if model is None else model, small_run(**learner), RankGroup())
     made.start_stage("sft" if stage == "sft" else "rl")
     return made
+
+
+class RecordingTrainer(Trainer):
+    """A trainer that keeps the gradients of its first update."""
+
+    gradients: dict[str, Tensor] | None = None
+    gradient_dtypes: set[str]
+
+    def _apply_gradients(self, lr_scale: float) -> float:
+        pairs = [(name, each.grad) for name, each in self.model.named_parameters() if each.grad is not None]
+        if self.gradients is None:
+            self.gradients = {name: gather_full(gradient).clone() for name, gradient in pairs}
+        self.gradient_dtypes = {str(gradient.dtype) for _, gradient in pairs}
+        return super()._apply_gradients(lr_scale)
 
 
 def copy_weights(made: Trainer) -> dict[str, Tensor]:
@@ -142,7 +155,4 @@ def sequences(step: int, count: int = 12) -> list[TrainingSequence]:
 
 def write_initial_checkpoint(folder: Path) -> None:
     """Write a transformers folder with a model and its tokenizer."""
-    tokenizer = folder.parent / "tokenizer"
-    write_tokenizer(tokenizer)
-    model = small_model(config=small_config(vocab_size=280))
-    save_model(folder, model.config, model.state_dict(), tokenizer)
+    save_small_model(folder.parent, name=folder.name)

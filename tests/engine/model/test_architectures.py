@@ -77,7 +77,7 @@ def test_options_are_read_from_published_configs() -> None:
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_a_config_is_equal_after_conversion_to_transformers_and_back(model_type: str, scaling: str) -> None:
-    config = scaled_architecture(model_type, scaling)
+    config = scaled_architecture(model_type, scaling, rope_theta=1_000_000)
     version_5 = config.to_hf()
     version_4 = {name: value for name, value in version_5.items() if name != "rope_parameters"}
     only_version_5 = {name: value for name, value in version_5.items() if name not in ("rope_scaling", "rope_theta")}

@@ -1,22 +1,12 @@
-"""Tests of the model for training, and of Qwen3's config.json. test_architectures.py compares it with transformers."""
+"""Tests of the model for training. test_architectures.py compares it with transformers."""
 
 import pytest
 import torch
 
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
-from asterism.engine.model.model_config import DecoderConfig
 from asterism.policies.losses.token_scores import ScoredTokens
 from tests.engine.closeness import assert_close
 from tests.engine.tiny_models import VOCABULARY, small_config, small_model
-
-
-def test_the_rope_base_is_read_in_the_layouts_of_transformers_4_and_5() -> None:
-    fields = small_config().to_hf()
-    del fields["rope_parameters"], fields["rope_theta"], fields["rope_scaling"]
-    version_4 = {**fields, "rope_theta": 1_000_000, "rope_scaling": None}
-    version_5 = {**fields, "rope_parameters": {"rope_theta": 1_000_000.0, "rope_type": "default"}}
-    assert DecoderConfig.from_hf(version_4).rope_theta == 1e6
-    assert DecoderConfig.from_hf(version_5).rope_theta == 1e6
 
 
 def test_padding_on_the_right_does_not_change_earlier_positions() -> None:

@@ -47,15 +47,23 @@ def compute_gradient(model: CausalLM, lengths: Sequence[int]) -> Tensor:
     "model_type", [pytest.param(each, marks=() if each == "qwen3" else pytest.mark.nightly) for each in ARCHITECTURES]
 )
 def test_compiled_layers_give_the_gradients_of_eager_layers_for_all_lengths(model_type: str) -> None:
+    """Passes without gradients have their own compiled code."""
     model = small_model(config=small_architecture(model_type), std=0.1).requires_grad_(True)
     all_lengths = (LENGTHS, *OTHER_LENGTHS)
     expected = [compute_gradient(model, lengths) for lengths in all_lengths]
+    expected_scores = score(model, LENGTHS)
     model.set_compiled(True)
     for recomputed in CHECKPOINTING:
         model.set_recomputed(recomputed)
         found = [compute_gradient(model, LENGTHS)]
+        with torch.no_grad():
+            scores = score(model, LENGTHS)
         with torch._dynamo.config.patch(error_on_recompile=True):  # pyright: ignore
-            found += [compute_gradient(model, lengths) for lengths in OTHER_LENGTHS]
+            for lengths in OTHER_LENGTHS:
+                found.append(compute_gradient(model, lengths))
+                with torch.no_grad():
+                    score(model, lengths)
+        torch.testing.assert_close(scores, expected_scores, rtol=0, atol=1e-5)
         for one, other in zip(expected, found, strict=True):
             torch.testing.assert_close(other, one, rtol=0, atol=1e-6 * float(one.norm()))
         assert any(not torch.equal(one, other) for one, other in zip(expected, found, strict=True))
@@ -79,18 +87,3 @@ def test_each_part_and_mode_has_its_own_limit_of_compilations(monkeypatch: pytes
                     score(model, LENGTHS)
     assert compiled_parts._compile.cache_info().currsize > 2  # pyright: ignore[reportPrivateUsage]
     compiled_parts._compile.cache_clear()  # pyright: ignore[reportPrivateUsage]
-
-
-def test_passes_without_gradients_have_their_own_compiled_code() -> None:
-    model = small_model(config=small_architecture("qwen3"), std=0.1).requires_grad_(True)
-    expected = score(model, LENGTHS)
-    model.set_compiled(True)
-    compute_gradient(model, LENGTHS)
-    with torch.no_grad():
-        found = score(model, LENGTHS)
-    with torch._dynamo.config.patch(error_on_recompile=True):  # pyright: ignore
-        for lengths in OTHER_LENGTHS:
-            compute_gradient(model, lengths)
-            with torch.no_grad():
-                score(model, lengths)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)

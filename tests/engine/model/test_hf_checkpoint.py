@@ -21,12 +21,6 @@ CONFIG = small_config(vocab_size=280)
 
 
 @pytest.fixture
-def tokenizer(tmp_path: Path) -> Path:
-    write_tokenizer(tmp_path / "tokenizer")
-    return tmp_path / "tokenizer"
-
-
-@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return save_small_model(tmp_path)
 

@@ -1,8 +1,11 @@
 """A small model with trained adapters, for the tests of LoRA."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from asterism.engine.learner.adapters.adapted_model import initialize_adapters
@@ -34,6 +37,11 @@ def fill_adapters(model: nn.Module) -> None:
     for layer in list_adapters(model).values():
         b = layer.lora_B.weight
         fill_rows(b, torch.empty(b.shape).normal_(0.0, 0.1, generator=generator))
+
+
+def read_peft_files(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    config = json.loads((checkpoint / "adapter" / "adapter_config.json").read_text())
+    return config, load_file(checkpoint / "adapter" / "adapter_model.safetensors")
 
 
 def merge_adapters(model: nn.Module) -> dict[str, Tensor]:

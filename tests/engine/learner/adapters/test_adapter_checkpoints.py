@@ -1,22 +1,17 @@
 """Tests of checkpoints with adapters: their contents, the exported model, and resuming."""
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from transformers import AutoModelForCausalLM
 
 from asterism.bus.messages import WeightsPublished
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema.run_config import RunConfig
-from asterism.engine.learner.checkpoints import checkpoint_schedule
 from asterism.engine.learner.checkpoints.checkpoint_folders import (
     delete_checkpoint,
     get_tensors_folder,
@@ -30,11 +25,15 @@ from asterism.engine.model.lora_linear import list_adapter_parameters, list_base
 from asterism.engine.model.weight_files import CheckpointError
 from asterism.engine.weight_transfer.adapter_slots import AdapterLoader
 from asterism.engine.weight_transfer.shared_memory import load_published
-from tests.engine.learner.adapters.adapted_models import OPTIONS, SETTINGS, adapted_model, fill_adapters, merge_adapters
+from tests.engine.learner.adapters.adapted_models import (
+    OPTIONS,
+    SETTINGS,
+    adapted_model,
+    fill_adapters,
+    merge_adapters,
+    read_peft_files,
+)
 from tests.engine.learner.learner_runs import OpenRank, make_run, no_report, train_step
-from tests.engine.learner.learner_settings import change_learner
-from tests.engine.learner.test_several_ranks import differences
-from tests.engine.learner.train_ranks import RankScript, train
 from tests.engine.learner.training_examples import rl_sequences, small_run
 from tests.engine.tiny_models import random_ids, write_tokenizer
 
@@ -45,8 +44,22 @@ TOKENS = torch.from_numpy(random_ids(24, seed=1))[None].long()
 # ---------------------------------------------------------------- contents
 
 
-def save_steps(folder: Path, **learner: Any) -> Trainer:
-    """Save a checkpoint of step 0, and one of step 1 after large changes."""
+class SavedSteps(NamedTuple):
+    """A checkpoint of step 0, one of step 1 after large changes, and the trainer after step 1."""
+
+    folder: Path
+    trainer: Trainer
+
+    @property
+    def first(self) -> Path:
+        return self.folder / "step_000000"
+
+    @property
+    def second(self) -> Path:
+        return self.folder / "step_000001"
+
+
+def save_steps(folder: Path, **learner: Any) -> SavedSteps:
     write_tokenizer(folder / "tokenizer")
     trainer = Trainer(adapted_model(is_trained=False), small_run(**SETTINGS, **learner), RankGroup())
     trainer.start_stage("rl")
@@ -56,54 +69,50 @@ def save_steps(folder: Path, **learner: Any) -> Trainer:
     trainer.run_rl_step(rl_sequences(1))
     trainer.save(folder / "step_000001", folder / "tokenizer", max_shard_bytes=40_000)
     trainer.finish_saving()
-    return trainer
+    return SavedSteps(folder, trainer)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> SavedSteps:
+    return save_steps(tmp_path_factory.mktemp("saved"))
 
 
 def list_saved_tensors(checkpoint: Path) -> set[str]:
     return set(FileSystemReader(get_tensors_folder(checkpoint)).read_metadata().state_dict_metadata)
 
 
-def test_only_the_checkpoint_of_step_0_contains_the_frozen_weights(tmp_path: Path) -> None:
-    trainer = save_steps(tmp_path)
-    adapters = set(list_adapter_parameters(trainer.model))
-    frozen = set(list_base_parameters(trainer.model))
-    assert list_saved_tensors(tmp_path / "step_000000") == {f"model.{name}" for name in adapters | frozen} | {
-        "random.cpu_0"
-    }
-    saved = list_saved_tensors(tmp_path / "step_000001")
-    assert {name for name in saved if name.startswith("model.")} == {f"model.{name}" for name in adapters}
+def test_only_the_checkpoint_of_step_0_contains_the_frozen_weights(saved: SavedSteps) -> None:
+    adapters = set(list_adapter_parameters(saved.trainer.model))
+    frozen = set(list_base_parameters(saved.trainer.model))
+    assert list_saved_tensors(saved.first) == {f"model.{name}" for name in adapters | frozen} | {"random.cpu_0"}
+    tensors = list_saved_tensors(saved.second)
+    assert {name for name in tensors if name.startswith("model.")} == {f"model.{name}" for name in adapters}
     moments = {
-        name.removeprefix("optimizer.state.").rpartition(".")[0] for name in saved if name.startswith("optimizer")
+        name.removeprefix("optimizer.state.").rpartition(".")[0] for name in tensors if name.startswith("optimizer")
     }
     assert moments == adapters
 
 
-def read_peft_files(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    config = json.loads((checkpoint / "adapter" / "adapter_config.json").read_text())
-    return config, load_file(checkpoint / "adapter" / "adapter_model.safetensors")
-
-
-def test_the_export_in_transformers_equals_base_plus_adapter(tmp_path: Path) -> None:
+def test_the_export_in_transformers_equals_base_plus_adapter(saved: SavedSteps) -> None:
     """The test reads the files of peft without peft, by their names and definition."""
-    trainer = save_steps(tmp_path)
-    config, tensors = read_peft_files(tmp_path / "step_000001")
-    assert config["base_model_name_or_path"] == str(tmp_path / "step_000000")
-    assert {f"base_model.model.{name}" for name in list_adapter_parameters(trainer.model)} == tensors.keys()
-    expected: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "step_000000")
+    config, tensors = read_peft_files(saved.second)
+    assert config["base_model_name_or_path"] == str(saved.first)
+    assert {f"base_model.model.{name}" for name in list_adapter_parameters(saved.trainer.model)} == tensors.keys()
+    expected: Any = AutoModelForCausalLM.from_pretrained(saved.first)
     for name, a_KI in tensors.items():
         if name.endswith(".lora_A.weight"):
             layer = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
             product = tensors[name.replace("lora_A", "lora_B")] @ a_KI
             expected.get_parameter(f"{layer}.weight").data += config["lora_alpha"] / config["r"] * product
-    merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "step_000001")
-    start = load_model(tmp_path / "step_000000").state_dict()
+    merged: Any = AutoModelForCausalLM.from_pretrained(saved.second)
+    start = load_model(saved.first).state_dict()
     changed = {
         name.split(".")[-2] for name, each in merged.named_parameters() if (each - start[name]).abs().max() > 1e-2
     }
     assert changed == set(OPTIONS.targets)
     for name, parameter in expected.named_parameters():
         torch.testing.assert_close(merged.get_parameter(name), parameter, rtol=0, atol=1e-6)
-    published = merge_adapters(trainer.model)
+    published = merge_adapters(saved.trainer.model)
     assert published.keys() == dict(merged.named_parameters()).keys()
     for name, weights in published.items():
         torch.testing.assert_close(merged.get_parameter(name).data, weights, rtol=0, atol=1e-6)
@@ -111,59 +120,35 @@ def test_the_export_in_transformers_equals_base_plus_adapter(tmp_path: Path) -> 
         torch.testing.assert_close(merged(TOKENS).logits, expected(TOKENS).logits, rtol=1e-5, atol=1e-5)
 
 
-def test_peft_adds_the_adapter_to_the_first_export(tmp_path: Path) -> None:
-    trainer = save_steps(tmp_path)
-    start = AutoModelForCausalLM.from_pretrained(tmp_path / "step_000000")
+def test_peft_adds_the_adapter_to_the_first_export(saved: SavedSteps) -> None:
+    start = AutoModelForCausalLM.from_pretrained(saved.first)
     from peft import PeftModel  # the import takes a second
 
-    merged = PeftModel.from_pretrained(start, str(tmp_path / "step_000001" / "adapter")).merge_and_unload()
-    for name, weights in merge_adapters(trainer.model).items():
+    merged = PeftModel.from_pretrained(start, str(saved.second / "adapter")).merge_and_unload()
+    for name, weights in merge_adapters(saved.trainer.model).items():
         torch.testing.assert_close(merged.get_parameter(name).data, weights, rtol=0, atol=1e-6)
 
 
 def test_the_export_has_rounded_merged_weights_and_exact_adapters(tmp_path: Path) -> None:
-    trainer = save_steps(tmp_path, export_dtype="bfloat16")
-    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "step_000001", dtype=torch.bfloat16)
-    for name, weights in merge_adapters(trainer.model).items():
+    rounded = save_steps(tmp_path, export_dtype="bfloat16")
+    exported = AutoModelForCausalLM.from_pretrained(rounded.second, dtype=torch.bfloat16)
+    for name, weights in merge_adapters(rounded.trainer.model).items():
         torch.testing.assert_close(exported.get_parameter(name).data.float(), weights, rtol=2**-8, atol=1e-6)
-    _, tensors = read_peft_files(tmp_path / "step_000001")
-    for name, each in list_adapter_parameters(trainer.model).items():
+    _, tensors = read_peft_files(rounded.second)
+    for name, each in list_adapter_parameters(rounded.trainer.model).items():
         assert torch.equal(tensors[f"base_model.model.{name}"], each)
-    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "step_000001" / "adapter").iterdir()}
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (rounded.second / "adapter").iterdir()}
     assert modes == dict.fromkeys(("adapter_config.json", "adapter_model.safetensors"), "0o644")
 
 
-def test_without_an_export_a_checkpoint_has_no_adapter_folder(tmp_path: Path) -> None:
-    trainer = save_steps(tmp_path)
-    trainer.save(tmp_path / "step_000002", tmp_path / "tokenizer", is_exported=False)
-    trainer.finish_saving()
-    assert {path.name for path in (tmp_path / "step_000002").iterdir()} & {"adapter", "model.safetensors"} == set()
+def test_without_an_export_a_checkpoint_has_no_adapter_folder(saved: SavedSteps) -> None:
+    later = saved.folder / "step_000002"
+    saved.trainer.save(later, saved.folder / "tokenizer", is_exported=False)
+    saved.trainer.finish_saving()
+    assert {path.name for path in later.iterdir()} & {"adapter", "model.safetensors"} == set()
 
 
 # ---------------------------------------------------------------- resuming
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [(2, 1), *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in [(1, 2), (2, 4), (4, 1)])],
-)
-def test_adapters_can_resume_with_another_number_of_ranks(first: int, second: int, tmp_path: Path) -> None:
-    (straight,) = train(1, RankScript("rl", end=4, learner=SETTINGS))
-    (saved,) = train(first, RankScript("rl", end=2, saved=str(tmp_path), max_shard_bytes=20_000, learner=SETTINGS))
-    checkpoint = tmp_path / "checkpoint"
-    assert len(list(checkpoint.glob("model-*.safetensors"))) > 2
-    _, tensors = read_peft_files(checkpoint)
-    assert all(
-        torch.equal(saved.parameters[name.removeprefix("base_model.model.")], each) for name, each in tensors.items()
-    )
-    (end,) = train(second, RankScript("rl", 2, 4, checkpoint=str(checkpoint), learner=SETTINGS))
-    assert differences(straight.parameters, end.parameters)[0] <= 1e-6
-
-
-def make_lora_run(path: Path, sft_steps: int, **learner: Any) -> tuple[RunConfig, RunFolder]:
-    run, folder = make_run(path, sft_steps=sft_steps)
-    changed = change_learner(run.learner, **SETTINGS, **learner)
-    return msgspec.structs.replace(run, learner=changed), folder
 
 
 def read_published(
@@ -195,8 +180,8 @@ def train_steps(rank: LearnerRank, folder: RunFolder, steps: range) -> dict[str,
 
 def test_published_adapters_and_merged_weights_give_engines_equal_weights(open_rank: OpenRank, tmp_path: Path) -> None:
     """The cases include a run that resumes, with and without the slots of the killed learner."""
-    merged_run, merged_folder = make_lora_run(tmp_path / "merged", sft_steps=2)
-    run, folder = make_lora_run(tmp_path, sft_steps=2, publish="adapters")
+    merged_run, merged_folder = make_run(tmp_path / "merged", sft_steps=2, **SETTINGS)
+    run, folder = make_run(tmp_path, sft_steps=2, publish="adapters", **SETTINGS)
     merged, rank = open_rank(merged_run, merged_folder), open_rank(run, folder)
     starts = merged.start(None, no_report).published, rank.start(None, no_report).published
     expected = [read_published(starts[0], merged_folder)]
@@ -226,13 +211,15 @@ def test_published_adapters_and_merged_weights_give_engines_equal_weights(open_r
         assert (result.published.digest, result.metrics["publish_bytes"]) == (digests[3], written[2])
 
 
-@pytest.mark.parametrize("kl_coef", [0.0, 0.5])
-@pytest.mark.parametrize("sft_steps", [0, 2])
+@pytest.mark.parametrize(
+    ("sft_steps", "kl_coef"),
+    [(0, 0.5), *(pytest.param(*each, marks=pytest.mark.nightly) for each in ((0, 0.0), (2, 0.0), (2, 0.5)))],
+)
 def test_a_resumed_run_equals_an_uninterrupted_run(
     open_rank: OpenRank, sft_steps: int, kl_coef: float, tmp_path: Path
 ) -> None:
     """The run resumes once from the first and once from a later checkpoint."""
-    run, folder = make_lora_run(tmp_path, sft_steps, kl_coef=kl_coef)
+    run, folder = make_run(tmp_path, sft_steps=sft_steps, kl_coef=kl_coef, **SETTINGS)
     straight = open_rank(run, folder)
     started = read_published(straight.start(None, no_report).published, folder)
     expected = train_steps(straight, folder, range(1, 4))
@@ -250,39 +237,8 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
         assert_equal_weights(found, expected)
 
 
-def test_the_cold_start_trains_all_weights_and_resumes_without_adapters(
-    open_rank: OpenRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last save of the cold start can still be running when the adapters are added."""
-    monkeypatch.setattr(checkpoint_schedule, "SFT_SAVE_EVERY", 3)
-    run, folder = make_lora_run(tmp_path, sft_steps=4)
-
-    def stop(step: int, _values: dict[str, float]) -> None:
-        if step == 4:
-            raise KeyboardInterrupt
-
-    killed = open_rank(run, folder)
-    with pytest.raises(KeyboardInterrupt):
-        killed.start(None, stop)
-    killed.close()
-    resumed, reported = open_rank(run, folder), list[int]()
-    resumed.start(None, lambda step, _values: reported.append(step))
-    resumed.finish_saving()
-    assert reported == [4]
-    whole_run, whole_folder = make_run(tmp_path / "whole", sft_steps=4)
-    whole = open_rank(whole_run, whole_folder)
-    whole.start(None, no_report)
-    whole.finish_saving()
-    initial, expected = load_model(folder.checkpoints / "init"), load_model(whole_folder.get_checkpoint_path(0))
-    for (name, each), other in zip(
-        load_model(folder.get_checkpoint_path(0)).named_parameters(), expected.parameters(), strict=True
-    ):
-        assert torch.equal(each, other)
-        assert not torch.equal(each, initial.get_parameter(name))
-
-
 def test_pruning_keeps_the_frozen_weights_and_their_absence_is_reported(open_rank: OpenRank, tmp_path: Path) -> None:
-    run, folder = make_lora_run(tmp_path, 0, keep=1, every=1)
+    run, folder = make_run(tmp_path, sft_steps=0, keep=1, every=1, **SETTINGS)
     rank = open_rank(run, folder)
     rank.start(None, no_report)
     train_steps(rank, folder, range(1, 4))

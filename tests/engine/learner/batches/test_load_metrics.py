@@ -50,6 +50,7 @@ def test_attention_costs_as_much_as_the_products_at_attention_tokens() -> None:
     assert length * (flops.per_token + flops.per_scored_token) == pytest.approx(length**2 / 2 * flops.per_pair)
 
 
+@pytest.mark.slow
 def test_a_step_reports_its_plan_and_the_load_of_experts() -> None:
     trainer = Trainer(trainable_model("qwen3_moe"), small_run(), RankGroup())
     trainer.start_stage("rl")

@@ -34,14 +34,10 @@ def compute_costs(lengths: Sequence[int], shares: list[list[list[int]]]) -> np.n
 
 @given(LENGTHS, st.integers(1, 4), st.integers(1, 200))
 def test_all_ranks_together_train_once_on_each_sequence_with_loss(lengths: list[int], ranks: int, tokens: int) -> None:
+    """The ranks have equal numbers of micro batches with at most `tokens` tokens or a single sequence."""
     shares = split_micro_batches([sequence(length) for length in lengths], ranks, tokens)
     dealt = [index for share in shares for indices in share for index in indices]
     assert sorted(dealt) == [index for index, length in enumerate(lengths) if length > 1]
-
-
-@given(LENGTHS, st.integers(1, 4), st.integers(1, 200))
-def test_ranks_have_equal_numbers_of_bounded_micro_batches(lengths: list[int], ranks: int, tokens: int) -> None:
-    shares = split_micro_batches([sequence(length) for length in lengths], ranks, tokens)
     assert len(shares) == ranks
     assert len({len(share) for share in shares}) == 1
     assert shares[0]

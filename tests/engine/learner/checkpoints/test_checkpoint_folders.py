@@ -7,20 +7,21 @@ from asterism.configs.atomic_write import DiskError
 from asterism.engine.learner.checkpoints import checkpoint_folders as folders
 
 
-def save(checkpoints: Path, step: int) -> None:
+def save_partially(checkpoints: Path, step: int) -> Path:
     checkpoint = checkpoints / f"step_{step:06d}"
     folders.get_trainer_folder(folders.get_partial_path(checkpoint)).mkdir(parents=True)
     folders.write_trainer_state(folders.get_partial_path(checkpoint), folders.TrainerState("rl", step, ranks=1, seed=0))
-    folders.commit_checkpoint(checkpoint)
+    return checkpoint
+
+
+def save(checkpoints: Path, step: int) -> None:
+    folders.commit_checkpoint(save_partially(checkpoints, step))
 
 
 def test_only_complete_checkpoints_are_listed_in_order(tmp_path: Path) -> None:
     for step in (20, 0, 1_000_000):
         save(tmp_path, step)
-    folders.get_trainer_folder(folders.get_partial_path(tmp_path / "step_000030")).mkdir(parents=True)
-    folders.write_trainer_state(
-        folders.get_partial_path(tmp_path / "step_000030"), folders.TrainerState("rl", 30, ranks=1, seed=0)
-    )
+    save_partially(tmp_path, 30)
     assert folders.list_saved_steps(tmp_path) == [0, 20, 1_000_000]
 
 

@@ -33,16 +33,9 @@ from tests.engine.learner.training_examples import (
     small_run,
     trainable_model,
 )
-from tests.engine.tiny_models import write_tokenizer
 
 pytestmark = pytest.mark.slow
 TIMEOUT_S = 60
-
-
-@pytest.fixture
-def tokenizer(tmp_path: Path) -> Path:
-    write_tokenizer(tmp_path / "tokenizer")
-    return tmp_path / "tokenizer"
 
 
 def save(made: Trainer, checkpoint: Path, tokenizer: Path, **options: Any) -> Path:

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,16 +21,11 @@ from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.sharding import load_sharded_model
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.tokenizer import FastTokenizer
-from tests.engine.learner.learner_runs import make_run, sweep_runs
+from tests.engine.learner.learner_runs import make_run
 from tests.engine.learner.rank_processes import run_ranks
 
+pytestmark = pytest.mark.usefixtures("sweep")
 ONE = RankGroup()
-
-
-@pytest.fixture
-def swept_path(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-    sweep_runs(tmp_path)
 
 
 def write_sums(path: Path, start: int, count: int, word: str = "makes") -> None:
@@ -76,8 +70,8 @@ def read_texts(dialogues: DialogueSet, num_steps: int) -> list[list[int]]:
 # ---------------------------------------------------------------- token files
 
 
-def test_a_second_start_reuses_the_token_file(swept_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, folder = make_cold_start(swept_path)
+def test_a_second_start_reuses_the_token_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, folder = make_cold_start(tmp_path)
     first = open_here(run, folder)
     with monkeypatch.context() as patch:
         patch.delattr(FastTokenizer, "encode")
@@ -96,8 +90,8 @@ def test_a_second_start_reuses_the_token_file(swept_path: Path, monkeypatch: pyt
         {"mixture": (SftFileConfig(name="some", data="$RUN/data/sft.jsonl", calls="python"),)},
     ],
 )
-def test_other_settings_or_other_data_use_another_token_file(swept_path: Path, sft: dict[str, Any]) -> None:
-    run, folder = make_cold_start(swept_path)
+def test_other_settings_or_other_data_use_another_token_file(tmp_path: Path, sft: dict[str, Any]) -> None:
+    run, folder = make_cold_start(tmp_path)
     open_here(run, folder)
     open_here(replace(run, sft=replace(run.sft, **sft)), folder)
     write_sums(folder.data / "sft.jsonl", 0, 41)
@@ -105,8 +99,8 @@ def test_other_settings_or_other_data_use_another_token_file(swept_path: Path, s
     assert len(list(folder.dialogue_tokens.iterdir())) == 3
 
 
-def test_an_interrupted_tokenization_leaves_no_token_file(swept_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, folder = make_cold_start(swept_path)
+def test_an_interrupted_tokenization_leaves_no_token_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, folder = make_cold_start(tmp_path)
     with (folder.data / "sft.jsonl").open("a") as file:
         file.write('{"messages": 7}\n')
     with pytest.raises(UnusableInput, match=r"sft\.jsonl: row 41"):
@@ -115,8 +109,8 @@ def test_an_interrupted_tokenization_leaves_no_token_file(swept_path: Path, monk
     assert len(read_texts(open_here(run, folder), 4)) == 48
 
 
-def test_the_error_for_a_damaged_token_file_names_a_remedy(swept_path: Path) -> None:
-    run, folder = make_cold_start(swept_path)
+def test_the_error_for_a_damaged_token_file_names_a_remedy(tmp_path: Path) -> None:
+    run, folder = make_cold_start(tmp_path)
     open_here(run, folder)
     (token_file,) = folder.dialogue_tokens.iterdir()
     os.truncate(token_file / "loss_mask.bin", 8)
@@ -124,8 +118,8 @@ def test_the_error_for_a_damaged_token_file_names_a_remedy(swept_path: Path) -> 
         open_here(run, folder)
 
 
-def test_a_stored_dialogue_has_the_loss_mask_of_its_row(swept_path: Path) -> None:
-    run, folder = make_cold_start(swept_path)
+def test_a_stored_dialogue_has_the_loss_mask_of_its_row(tmp_path: Path) -> None:
+    run, folder = make_cold_start(tmp_path)
     (each,) = open_here(replace(run, sft=replace(run.sft, batch_size=1)), folder).get_batch(0)
     loaded = each.load()
     assert (each.num_tokens, each.num_loss_tokens) == (loaded.num_tokens, loaded.num_loss_tokens)
@@ -136,8 +130,8 @@ def test_a_stored_dialogue_has_the_loss_mask_of_its_row(swept_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_tokenization_does_not_hold_all_dialogues_in_memory(swept_path: Path) -> None:
-    run, folder = make_cold_start(swept_path, batch_size=1)
+def test_tokenization_does_not_hold_all_dialogues_in_memory(tmp_path: Path) -> None:
+    run, folder = make_cold_start(tmp_path, batch_size=1)
     messages = [{"role": "user", "content": "1 + 1? " * 1000}, {"role": "assistant", "content": "2"}]
     (folder.data / "sft.jsonl").write_text((json.dumps({"messages": messages}) + "\n") * 100)
     open_here(run, folder)  # this first call imports modules and fills caches
@@ -154,8 +148,8 @@ def test_tokenization_does_not_hold_all_dialogues_in_memory(swept_path: Path) ->
 
 
 @pytest.mark.parametrize("too_long", ["drop", "truncate"])
-def test_too_long_dialogues_are_dropped_or_truncated_and_counted(swept_path: Path, too_long: Any) -> None:
-    run, folder = make_cold_start(swept_path, batch_size=40)
+def test_too_long_dialogues_are_dropped_or_truncated_and_counted(tmp_path: Path, too_long: Any) -> None:
+    run, folder = make_cold_start(tmp_path, batch_size=40)
     lengths = sorted(len(each) for each in read_texts(open_here(run, folder), 1))
     limit = lengths[len(lengths) // 2]
     shutil.rmtree(folder.dialogue_tokens)
@@ -170,8 +164,8 @@ def test_too_long_dialogues_are_dropped_or_truncated_and_counted(swept_path: Pat
     assert max(len(each) for each in read_texts(found, 1)) == limit
 
 
-def test_a_limit_below_the_length_of_every_dialogue_is_refused(swept_path: Path) -> None:
-    run, folder = make_cold_start(swept_path, max_tokens=3, too_long="truncate")
+def test_a_limit_below_the_length_of_every_dialogue_is_refused(tmp_path: Path) -> None:
+    run, folder = make_cold_start(tmp_path, max_tokens=3, too_long="truncate")
     with pytest.raises(
         UnusableInput, match=r"sft\.jsonl: no dialogue is left: 40 dialogues are longer than sft\.max_tokens"
     ):
@@ -182,9 +176,9 @@ def test_a_limit_below_the_length_of_every_dialogue_is_refused(swept_path: Path)
 
 
 @pytest.mark.slow
-def test_the_validation_loss_falls_and_held_out_dialogues_are_never_trained_on(swept_path: Path) -> None:
+def test_the_validation_loss_falls_and_held_out_dialogues_are_never_trained_on(tmp_path: Path) -> None:
     sft = {"steps": 0, "epochs": 3.0, "validation_share": 0.2, "validation_every": 4, "batch_size": 8}
-    run, folder = make_cold_start(swept_path, **sft)
+    run, folder = make_cold_start(tmp_path, **sft)
     dialogues = open_here(run, folder)
     assert dialogues.sft.steps == 12  # 3 epochs with 32 dialogues each
     trained = {tuple(each) for each in read_texts(dialogues, 12)}
@@ -199,10 +193,10 @@ def test_the_validation_loss_falls_and_held_out_dialogues_are_never_trained_on(s
 
 
 @pytest.mark.slow
-def test_the_validation_loss_on_training_data_equals_the_training_loss(swept_path: Path) -> None:
+def test_the_validation_loss_on_training_data_equals_the_training_loss(tmp_path: Path) -> None:
     """Both losses are means over the same tokens, and the learning rate is near 0."""
-    path = swept_path / "run" / "data" / "sft.jsonl"
-    run, folder = make_cold_start(swept_path, batch_size=40, steps=2, warmup_steps=1, validation=str(path))
+    path = tmp_path / "run" / "data" / "sft.jsonl"
+    run, folder = make_cold_start(tmp_path, batch_size=40, steps=2, warmup_steps=1, validation=str(path))
     run = replace(run, sft=replace(run.sft, lr=1e-12, muon_lr=1e-12))
     metrics = run_cold_start(run, folder)
     assert metrics[1]["validation_loss"] == pytest.approx(metrics[0]["loss"], rel=1e-5)
@@ -210,12 +204,12 @@ def test_the_validation_loss_on_training_data_equals_the_training_loss(swept_pat
 
 
 @pytest.mark.slow
-def test_the_loss_of_a_mixture_is_the_mean_of_the_losses_of_its_files(swept_path: Path) -> None:
+def test_the_loss_of_a_mixture_is_the_mean_of_the_losses_of_its_files(tmp_path: Path) -> None:
     files = (
         SftFileConfig(name="sums", data="$RUN/data/sft.jsonl", weight=3.0),
         SftFileConfig(name="more", data="$RUN/data/more.jsonl"),
     )
-    run, folder = make_cold_start(swept_path, mixture=files, batch_size=8, steps=2, validation_share=0.25)
+    run, folder = make_cold_start(tmp_path, mixture=files, batch_size=8, steps=2, validation_share=0.25)
     write_sums(folder.data / "more.jsonl", 100, 20, word="yields")
     dialogues = open_here(run, folder)
     batch = dialogues.get_batch(0)
@@ -229,8 +223,8 @@ def test_the_loss_of_a_mixture_is_the_mean_of_the_losses_of_its_files(swept_path
 
 
 @pytest.mark.slow
-def test_tokens_per_step_limits_the_dialogues_of_a_step(swept_path: Path) -> None:
-    run, folder = make_cold_start(swept_path, tokens_per_step=400, steps=3)
+def test_tokens_per_step_limits_the_dialogues_of_a_step(tmp_path: Path) -> None:
+    run, folder = make_cold_start(tmp_path, tokens_per_step=400, steps=3)
     dialogues = open_here(run, folder)
     tokens = [sum(each.num_tokens for each in dialogues.get_batch(step)) for step in range(3)]
     assert all(200 < each <= 400 for each in tokens)
@@ -239,8 +233,8 @@ def test_tokens_per_step_limits_the_dialogues_of_a_step(swept_path: Path) -> Non
     }
 
 
-def test_a_validation_share_that_leaves_no_training_data_is_refused(swept_path: Path) -> None:
-    run, folder = make_cold_start(swept_path, validation_share=0.99)
+def test_a_validation_share_that_leaves_no_training_data_is_refused(tmp_path: Path) -> None:
+    run, folder = make_cold_start(tmp_path, validation_share=0.99)
     write_sums(folder.data / "sft.jsonl", 0, 2)
     with pytest.raises(UnusableInput, match=r"sft\.data: no dialogue is left to train on"):
         open_here(run, folder)
@@ -275,9 +269,9 @@ def cold_start(ranks: RankGroup, folder: RunFolder) -> ColdStart:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_ranks_tokenize_the_data_once_and_train_like_one_rank(swept_path: Path) -> None:
+def test_two_ranks_tokenize_the_data_once_and_train_like_one_rank(tmp_path: Path) -> None:
     sft = {"steps": 3, "batch_size": 8, "validation_share": 0.2, "validation_every": 3}
-    runs = [make_cold_start(swept_path / str(count), ranks=count, **sft) for count in (1, 2)]
+    runs = [make_cold_start(tmp_path / str(count), ranks=count, **sft) for count in (1, 2)]
     (alone,), (leader, follower) = (
         run_ranks(run.learner.ranks, cold_start, folder, learner=run.learner) for run, folder in runs
     )
