@@ -22,7 +22,7 @@ class LearnerCase(NamedTuple):
         defaults = {
             **{"device": "cuda", "dtype": "bfloat16", "micro_batch_tokens": 64, "minibatches": 1},
             **{"old_logprobs": "engine", "correction": "none", "mismatch_limit": 1.0},
-            "compile": False,  # compilation takes seconds per case; the wide cases have compiled layers
+            "compile": False,  # compilation would take seconds per case
         }
         return make_learner(**{**defaults, **self.learner})
 
@@ -43,6 +43,10 @@ LEARNER_CASES: dict[str, LearnerCase] = {
         f"{mode} checkpointing": LearnerCase(learner={"activation_checkpointing": mode})
         for mode in ("selective", "attention", "full")
     },
+    "compiled": LearnerCase(learner={"compile": True}),
+    "compiled with selective checkpointing": LearnerCase(
+        learner={"compile": True, "activation_checkpointing": "selective"}
+    ),
     "float32": LearnerCase(learner={"dtype": "float32"}),
     "gspo": LearnerCase(learner={"function": "gspo", "mean": "sequence"}),
     "cispo": LearnerCase(learner={"function": "cispo"}),
@@ -105,7 +109,7 @@ class WideCase(NamedTuple):
     mode: str  # mode of activation checkpointing
     compiles: bool = True
     tokens: int = 8192  # number of tokens in a micro batch
-    layers: int = 2
+    layers: int = 4
     experts: ExpertsConfig | None = None
 
     def build_config(self) -> DecoderConfig:
