@@ -24,7 +24,7 @@ from tests.chaos.play import find_leftovers
 
 pytestmark = [pytest.mark.slow, pytest.mark.hosts]
 
-STEPS = 20  # enough steps that the test can stop the learner before the run ends
+STEPS = 8  # enough steps that the test can stop the learner before the run ends
 SETTINGS = ("sft.steps=0", f"rl.steps={STEPS}", "prepare.parameters.num_sft_dialogues=16", "evaluation.questions=2")
 FILE = r"(events|logs|batches|checkpoints)/\S+|(metrics|answers)\.jsonl"
 
