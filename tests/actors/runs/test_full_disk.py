@@ -56,10 +56,6 @@ def test_a_full_disk_ends_the_run_and_it_resumes_with_free_space(tmp_path: Path,
         # The learner writes the checkpoint of a step while it trains the next one.
         assert len(metrics(folder, "step")) - last_step in (0, 1, 2)
 
-        early = disk.launch(*SETTINGS, "--resume")
-        assert "MiB free on this disk; a run needs at least 64" in finish(early)
-        assert early.returncode == 2
-
         disk.empty()
         resumed = disk.launch(*SETTINGS, "--resume")
         output = succeed(resumed)
