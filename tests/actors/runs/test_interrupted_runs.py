@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +21,11 @@ from tests.actors.runs.running import (
     read_conserved_summary,
     read_log_entries,
     read_messages,
+    wait_until_empty,
 )
 from tests.processes import family, is_running, processes_that_name
 
 pytestmark = pytest.mark.slow
-
-
-def wait_until_empty(list_processes: Callable[[], Sequence[object]]) -> None:
-    """Wait until the kernel has killed the processes, which it does soon after their parent's death."""
-    deadline = time.monotonic() + 60.0
-    while left := list_processes():
-        assert time.monotonic() < deadline, f"still alive: {left}"
-        time.sleep(0.02)
 
 
 def interrupt_and_check(run: StartedRun, number: signal.Signals) -> int:
@@ -48,15 +39,9 @@ def interrupt_and_check(run: StartedRun, number: signal.Signals) -> int:
     return step
 
 
-def test_interrupts_save_the_last_trained_step_and_resumes_continue_the_run(
-    tmp_path: Path, start: Start, start_trained: Start
-) -> None:
-    """Meanwhile a second run in the same folder is refused."""
+def test_interrupts_save_the_last_trained_step_and_resumes_continue_the_run(start_trained: Start) -> None:
     settings = ("rl.steps=16", "learner.checkpoints.every=1000")  # some steps remain at both signals
     run = start_trained(*settings)
-    run.wait_until(run.folder.lock.exists)
-    second = start(tmp_path, "--overwrite")
-    assert f"using this folder (process {run.process.pid})" in second.end(2)
     run.wait_for("step", 2)
     step = interrupt_and_check(run, signal.SIGINT)
     assert step >= 2
