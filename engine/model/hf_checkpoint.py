@@ -1,19 +1,24 @@
 """Loads models from transformers folders: config.json and safetensors."""
 
+from __future__ import annotations
+
+import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from asterism.configs.file_manifest import check_file
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.model_config import check_complete, check_names, check_shape, load_model_config
 from asterism.engine.model.weight_files import CheckpointError, list_weight_files
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 _HEAD, _EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 BLOCK_BYTES = 64 * 2**20  # size in float32 of the rows of a tensor that are read at once
@@ -80,7 +85,7 @@ def fill_rows(parameter: Tensor, source: Any) -> None:
 def _iter_blocks(parameter: Tensor) -> Generator[tuple[Tensor, slice]]:
     """Yield this rank's rows in blocks, each with its slice of the whole tensor's rows."""
     first_row = _find_first_row(parameter)
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    local = parameter.to_local() if _is_sharded(parameter) else parameter
     if not local.numel():
         return
     block_rows = max(1, BLOCK_BYTES // (4 * local[0].numel()))
@@ -89,9 +94,15 @@ def _iter_blocks(parameter: Tensor) -> Generator[tuple[Tensor, slice]]:
         yield block, slice(first_row + start, first_row + start + len(block))
 
 
+def _is_sharded(parameter: Tensor) -> TypeGuard[DTensor]:
+    """Return whether this is a DTensor. None exists before the slow import of its module."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(parameter, module.DTensor)
+
+
 def _find_first_row(parameter: Tensor) -> int:
     """Return the row of the whole tensor with which this rank's part starts."""
-    if not isinstance(parameter, DTensor):
+    if not _is_sharded(parameter):
         return 0
     num_parts, part = 1, 0
     for dim, placement in enumerate(parameter.placements):

@@ -5,6 +5,7 @@ Each token attends to the tokens before it in its own segment. H query heads, K 
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -12,14 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # torch 2.9 has no such function
-    varlen_attn = None
-
 _VARLEN_DTYPES = (torch.bfloat16, torch.float16)  # dtypes of the flash kernels
 
 
+@cache
 def find_causal_options(attention: Callable[..., Any]) -> dict[str, Any]:
     """Return the options of torch's `varlen_attn` for causal attention with fewer key heads than query heads.
 
@@ -31,7 +28,14 @@ def find_causal_options(attention: Callable[..., Any]) -> dict[str, Any]:
     return options | ({"enable_gqa": True} if "enable_gqa" in known else {})
 
 
-_CAUSAL_OPTIONS = {} if varlen_attn is None else find_causal_options(varlen_attn)
+@cache
+def find_varlen_attention() -> Callable[..., Any] | None:
+    """Return torch's `varlen_attn`, or None in torch 2.9, which has no such function."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn  # slow: loads torch's compiler
+    except ImportError:
+        return None
+    return varlen_attn
 
 
 class Segments(NamedTuple):
@@ -64,9 +68,10 @@ def attend_segments(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, segments: Segme
     On a CPU, a call for each segment is twice as fast as one call with padded segments, and the backward pass in
     float32 is three times as fast as in bfloat16.
     """
-    if varlen_attn is not None and q_THD.is_cuda and q_THD.dtype in _VARLEN_DTYPES:
+    if q_THD.is_cuda and q_THD.dtype in _VARLEN_DTYPES and (attention := find_varlen_attention()):
         longest, offsets = max(segments.lengths), segments.offsets
-        out_THD = varlen_attn(q_THD, k_TKD, v_TKD, offsets, offsets, longest, longest, **_CAUSAL_OPTIONS)
+        options = find_causal_options(attention)
+        out_THD = attention(q_THD, k_TKD, v_TKD, offsets, offsets, longest, longest, **options)
         assert isinstance(out_THD, Tensor)
         return out_THD
     dtype = q_THD.dtype

@@ -112,50 +112,14 @@ def _map_tokens(_folder: RunFolder, file: Path) -> object:
     return [array.tobytes() for array in mapped[:4]], mapped.report
 
 
-def _load_run(folder: RunFolder, _file: Path) -> object:
-    return load_run(folder.config)
-
-
-def _read_answers(folder: RunFolder, _file: Path) -> object:
-    return list(read_answers(folder.answers))
-
-
-def _read_summary(folder: RunFolder, _file: Path) -> object:
-    return read_summary(folder.path)
-
-
-def _read_tasks(folder: RunFolder, _file: Path) -> object:
-    return read_task_descriptions(folder)
-
-
-def _read_problems(folder: RunFolder, _file: Path) -> object:
-    return read_problem_counts(folder)
-
-
-def _read_best(folder: RunFolder, _file: Path) -> object:
-    return read_best_checkpoint(folder.checkpoints)
-
-
-def _read_rows(_folder: RunFolder, file: Path) -> object:
-    return list(read_rows(file))
-
-
-def _decode(_folder: RunFolder, file: Path) -> object:
-    return load_tokenizer(file.parent).decode(range(300))
-
-
-def _check_data(folder: RunFolder, _file: Path) -> object:
-    return check_folder(folder.data)
-
-
 KINDS: Sequence[FileKind] = (
     FileKind("asterism-manifest.json", (_resume,)),
-    FileKind("config.toml", (_load_run, _resume)),
+    FileKind("config.toml", (lambda folder, _: load_run(folder.config), _resume)),
     FileKind("metrics.jsonl", (_read_metrics, _resume)),
-    FileKind("answers.jsonl", (_read_answers, _resume)),
-    FileKind("summary.json", (_read_summary, _resume)),
-    FileKind("tasks.json", (_read_tasks, _resume)),
-    FileKind("problems.json", (_read_problems, _resume)),
+    FileKind("answers.jsonl", (lambda folder, _: list(read_answers(folder.answers)), _resume)),
+    FileKind("summary.json", (lambda folder, _: read_summary(folder.path), _resume)),
+    FileKind("tasks.json", (lambda folder, _: read_task_descriptions(folder), _resume)),
+    FileKind("problems.json", (lambda folder, _: read_problem_counts(folder), _resume)),
     FileKind("data.json", (_resume,)),
     FileKind("boots", (_resume,)),
     FileKind("events/*.sqlite", (_read_events, _resume)),
@@ -163,15 +127,15 @@ KINDS: Sequence[FileKind] = (
     FileKind("events/*.sqlite-shm", (_read_events,)),
     FileKind("logs/*.jsonl", (_report, _resume)),
     FileKind("logs/*.out", (_resume,)),
-    FileKind("checkpoints/best.json", (_read_best, _resume)),
+    FileKind("checkpoints/best.json", (lambda folder, _: read_best_checkpoint(folder.checkpoints), _resume)),
     FileKind("checkpoints/init/*", (_load, _serve)),
     FileKind("checkpoints/*/trainer/state.json", (_resume_training, _serve)),
     FileKind("checkpoints/*/trainer/tensors/*", (_resume_training, _export, _serve)),
     FileKind("checkpoints/*/*", (_load, _resume_training, _serve)),
-    FileKind("data/*.jsonl", (_read_rows,)),
-    FileKind("data/tokenizer/tokenizer.json", (_decode,)),
-    FileKind("data/*", (_check_data,)),
-    FileKind("data/tokenizer/*", (_check_data,)),
+    FileKind("data/*.jsonl", (lambda _, file: list(read_rows(file)),)),
+    FileKind("data/tokenizer/tokenizer.json", (lambda _, file: load_tokenizer(file.parent).decode(range(300)),)),
+    FileKind("data/*", (lambda folder, _: check_folder(folder.data),)),
+    FileKind("data/tokenizer/*", (lambda folder, _: check_folder(folder.data),)),
     FileKind("dialogue_tokens/*/*", (_map_tokens,)),
     FileKind("batches/*", (), "a resume deletes them; of a running launch only its restarted learner reads them"),
     FileKind("batches/*/*", (), "as batches/*"),

@@ -46,13 +46,13 @@ def list_damaged_results(folder: RunFolder, num_positions: int, seed: int) -> It
 def _list_of_file(folder: RunFolder, file: Path, kind: FileKind, num_positions: int, seed: int) -> Iterator[str]:
     expected = [reader(folder, file) for reader in kind.readers]
     for number, _ in enumerate(flip_file(file, num_positions, seed) if kind.readers else ()):
-        for reader, result in zip(kind.readers, expected, strict=True):
+        for reader, (place, result) in zip(kind.readers, enumerate(expected, 1), strict=True):
             try:
                 found = reader(folder, file)
             except UnusableInput:
                 continue
             if found != result:
-                yield f"{file.relative_to(folder.path)}: flip {number}: {reader.__name__} returns another result"
+                yield f"{file.relative_to(folder.path)}: flip {number}: reader {place} of {kind.pattern} returns another result"
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -17,7 +16,7 @@ from asterism.configs.schema.algorithm import RlConfig
 from asterism.policies.rollout.rollout import Rollout
 from asterism.policies.rollout.rollout_policy import IndependentTrajectories, load_rollout_policy
 from examples.rollout_policies import BestOfN, FixedTurns, TreeSearch
-from tests.actors.runs.running import asterism, finish, launch
+from tests.actors.runs.running import Start, asterism, read_conserved_summary
 from tests.fakes import ANSWER, CALL, PROMPT, TOKENIZER, generated, rules
 
 SIZE = 4
@@ -170,12 +169,10 @@ def test_a_policy_is_loaded_by_name_or_import_path() -> None:
         pytest.param("FixedTurns", marks=pytest.mark.nightly),
     ],
 )
-def test_a_run_with_the_policy_replays_identically(name: str, tmp_path: Path) -> None:
-    setting = f"rl.rollout_policy=examples/rollout_policies.py:{name}"
-    output = finish(launch(tmp_path, setting, "rl.steps=2"))
-    assert "replayed in" in output, output
-    replay = asterism("log", "replay", f"{tmp_path}/demo", "--verify")
-    assert "identical" in replay.stdout, replay.stderr
-    fork = asterism("log", "fork", f"{tmp_path}/demo", "0", "--turn", "0")
+def test_a_run_with_the_policy_replays_identically(name: str, start_trained: Start) -> None:
+    run = start_trained(f"rl.rollout_policy=examples/rollout_policies.py:{name}", "rl.steps=1")
+    run.succeed()
+    read_conserved_summary(run.folder)
+    fork = asterism("log", "fork", str(run.folder.path), "0", "--turn", "0")
     assert "rl.rollout_policy = " in fork.stderr
     assert "a trajectory may depend on its siblings" in fork.stderr

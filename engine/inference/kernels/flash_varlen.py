@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from asterism.engine.model.packed_attention import find_causal_options, varlen_attn
+from asterism.engine.model.packed_attention import find_causal_options, find_varlen_attention
 
 _MASK_OPTIONS = ("window_size", "is_causal")
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -68,8 +68,7 @@ class FlashKernel:
 
 def select_flash(device: torch.device, dtype: torch.dtype) -> FlashKernel | None:
     """Return the kernel, or None if this device, dtype or version of torch (2.9 and 2.10) has no such kernel."""
-    if varlen_attn is None or device.type != "cuda" or dtype not in _DTYPES:
+    attention = find_varlen_attention() if device.type == "cuda" and dtype in _DTYPES else None
+    if attention is None or "scale" not in inspect.signature(attention).parameters:
         return None
-    if "scale" not in inspect.signature(varlen_attn).parameters:
-        return None
-    return FlashKernel(varlen_attn)
+    return FlashKernel(attention)

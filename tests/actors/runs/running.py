@@ -17,6 +17,7 @@ from asterism.bus.event_log.reader import read_events
 from asterism.bus.messages import StepRequested, TrajectoryFinished
 from asterism.configs.run_folder import RunFolder
 from asterism.engine.learner.checkpoints.checkpoint_folders import list_saved_steps
+from tests.processes import is_running
 
 ROOT = Path(__file__).parents[3]
 ASTERISM = (sys.executable, "-m", "asterism.actors.cli.main")
@@ -101,6 +102,18 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], pa
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, "the condition did not hold in time"
         time.sleep(0.02)  # wait for other processes
+
+
+def wait_until_empty(list_processes: Callable[[], Sequence[object]]) -> None:
+    """Wait until the kernel has killed the processes, which it does soon after their parent's death."""
+    deadline = time.monotonic() + 60.0
+    while left := list_processes():
+        assert time.monotonic() < deadline, f"still alive: {left}"
+        time.sleep(0.02)  # wait for other processes
+
+
+def wait_until_exited(processes: Sequence[int]) -> None:
+    wait_until_empty(lambda: [pid for pid in processes if is_running(pid)])
 
 
 class StartedRun:

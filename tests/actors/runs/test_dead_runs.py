@@ -19,8 +19,8 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.sandbox.hosts.docker.docker_api import DockerEngine
 from asterism.sandbox.hosts.docker.docker_host import remove_stale_containers
 from asterism.sandbox.hosts.docker.docker_probe import get_engine_address
-from tests.actors.runs.running import ROOT, Start
-from tests.processes import family, is_running, wait_for_end
+from tests.actors.runs.running import ROOT, Start, wait_until_exited
+from tests.processes import family
 
 pytestmark = pytest.mark.slow
 
@@ -76,10 +76,7 @@ def play_death(start_trained: Start, how: str, *settings: str) -> set[Path]:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, number)
     run.end(130 if how == "hangup" else -9)
-    for pid in processes:  # the kernel kills the children of a killed process
-        if is_running(pid):
-            with contextlib.suppress(ProcessLookupError):
-                wait_for_end(os.pidfd_open(pid))
+    wait_until_exited(processes)
     return held
 
 

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,29 +21,25 @@ from tests.actors.runs.running import (
     list_process_ids,
     metrics,
     read_conserved_summary,
+    wait_until_exited,
     whole_run,
 )
 from tests.actors.runs.test_dead_runs import list_held, start_next_run
 from tests.edited_logs import editing_log
-from tests.processes import family, is_running
+from tests.processes import family
 
 pytestmark = pytest.mark.slow
 
 # settings of a run with a few cold start and RL steps; the policy is sometimes right, and groups are refilled
-STRICT = ("determinism=strict", "sft.steps=4", "rl.prompts=6", "rl.rollouts=8", "rl.max_refill_groups=6")
+STRICT = (
+    *("determinism=strict", "sft.steps=2", "sft.batch_size=4"),
+    *("rl.prompts=6", "rl.rollouts=8", "rl.max_refill_groups=6"),
+)
 
 
 @pytest.fixture(scope="module")
 def strict_run(tmp_path_factory: pytest.TempPathFactory, finished: RunFolder) -> RunFolder:
     return whole_run(tmp_path_factory.mktemp("strict"), *from_cold_start_of(finished), *STRICT)[0]
-
-
-def wait_until_exited(processes: list[int]) -> None:
-    """Wait until the kernel has killed all processes of a run whose launcher was killed."""
-    deadline = time.monotonic() + 60.0
-    while left := [pid for pid in processes if is_running(pid)]:
-        assert time.monotonic() < deadline, f"still alive: {left}"
-        time.sleep(0.02)  # wait for other processes
 
 
 @contextlib.contextmanager

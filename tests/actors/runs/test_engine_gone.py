@@ -19,7 +19,7 @@ from tests.sandbox.own_engine import Engine, needs_root, own_engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, needs_root]
 
-STEPS = 40  # enough steps that training lasts until the engine has restarted and the container is replaced
+STEPS = 8
 SETTINGS = ("sandbox.backend=docker", f"rl.steps={STEPS}", "rl.prompts=4", "rl.rollouts=8", "evaluation.questions=2")
 
 
@@ -66,6 +66,10 @@ def test_a_restart_of_the_docker_engine_masks_only_the_lost_calls(start_trained:
     engine.stop(signal.SIGKILL)
     run.wait_for("step", 2)
     engine.start()
+    run.wait_for("step", 4)
+    run.signal("learner", signal.SIGSTOP)  # the run cannot end before the container is replaced
+    run.wait_until(lambda: len(read_log_entries(folder, "container.started", "executor-0")) == 2)
+    run.signal("learner", signal.SIGCONT)
     run.succeed()
     summary = read_conserved_summary(folder)
     assert summary["trajectories_abandoned"] == 0

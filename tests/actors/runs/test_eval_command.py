@@ -19,31 +19,31 @@ from tokenizers import Tokenizer
 from asterism.analysis.evaluation.answer_records import read_answers
 from asterism.bus.messages import StartGroup, TokenRecord, TrajectoryFinished
 from asterism.configs.run_folder import RunFolder
-from tests.actors.runs.running import (
-    ASTERISM,
-    asterism,
-    asterism_output,
-    finish,
-    read_messages,
-    start_command,
-    wait_until,
-)
+from tests.actors.cli.invoking import read_output, read_refusal
+from tests.actors.runs.running import ASTERISM, asterism_output, finish, read_messages, start_command, wait_until
 
 pytestmark = pytest.mark.slow
 
 SAMPLES, QUESTIONS = 4, 16
 
 
+def get_questions(trained: RunFolder) -> Path:
+    return trained.path.parent / "aime.jsonl"
+
+
 def list_arguments(trained: RunFolder, name: str, *flags: str) -> list[str]:
-    test = trained.data / "test.jsonl"
     # Without "strict", printed memory addresses vary the answers. With few sequences, answers end one by one.
-    settings = ("--set", "determinism=strict", "--set", "engine.max_running=6")
-    return ["eval", str(trained.path), "--set", f"aime={test}", *settings, "-k", str(SAMPLES), "--name", name, *flags]
+    settings = (f"aime={get_questions(trained)}", "determinism=strict", "engine.max_running=6")
+    overrides = (flag for setting in settings for flag in ("--set", setting))
+    return ["eval", str(trained.path), *overrides, "-k", str(SAMPLES), "--name", name, *flags]
 
 
 @pytest.fixture(scope="module")
 def evaluation(finished: RunFolder) -> tuple[RunFolder, str]:
-    """Return an uninterrupted evaluation and its output."""
+    """Return an uninterrupted evaluation and its output. The first question has a level."""
+    rows = [json.loads(line) for line in (finished.data / "test.jsonl").read_text().splitlines()]
+    rows[0]["level"] = 2
+    get_questions(finished).write_text("".join(json.dumps(row) + "\n" for row in rows))
     printed = asterism_output(*list_arguments(finished, "whole"))
     return RunFolder(finished.path.parent / "whole"), printed
 
@@ -124,12 +124,13 @@ def test_the_results_contain_the_settings_that_their_figures_depend_on(
     evaluation: tuple[RunFolder, str], finished: RunFolder
 ) -> None:
     results = json.loads(evaluation[0].results.read_text())
-    questions = finished.data / "test.jsonl"
+    questions = get_questions(finished)
     limits = {"prompt_tokens": 32, "response_tokens": 160, "max_turns": 4}
     assert results["limits"] | limits == results["limits"] == results["sets"]["aime"]["limits"]
     assert results["tools"] == results["sets"]["aime"]["tools"] == ["jupyter_code"]
     assert results["sampling"].items() >= {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 0}.items()
     assert results["sets"]["aime"]["data_sha256"] == hashlib.sha256(questions.read_bytes()).hexdigest()
+    assert results["sets"]["aime"]["by_difficulty"]["2"]["questions"] == 1
     assert results["verifier"]["version"] == version("math-verify")
     weights = Path(results["weights"]["folder"]) / "model.safetensors"
     assert results["weights"]["sha256"] == hashlib.sha256(weights.read_bytes()).hexdigest()
@@ -155,16 +156,15 @@ def test_questions_can_be_filtered_by_the_traces_of_their_evaluation(
     evaluation: tuple[RunFolder, str], finished: RunFolder, tmp_path: Path
 ) -> None:
     """Each kept question has as many correct answers in questions.jsonl as the condition demands."""
-    folder, data = evaluation[0], finished.data / "test.jsonl"
+    folder, data = evaluation[0], get_questions(finished)
     arguments = ["--by", str(folder.path), "--keep", "solved == rollouts", "--unvisited", "drop"]
-    done = asterism("data", "filter", str(data), *arguments, "--out", str(tmp_path / "easy.jsonl"))
+    command = ("data", "filter", data, *arguments, "--out", tmp_path / "easy.jsonl")
     questions = [json.loads(line) for line in (folder.path / "questions.jsonl").read_text().splitlines()]
     solved = [each["text"] for each in questions if all(answer["correct"] for answer in each["answers"])]
     if not solved:
-        assert done.returncode == 2
-        assert "meets the condition; nothing would be written" in done.stderr
+        assert "meets the condition; nothing would be written" in read_refusal(*command)
         return
-    assert done.returncode == 0, done.stderr
+    read_output(*command)
     kept = [json.loads(line)["question"] for line in (tmp_path / "easy.jsonl").read_text().splitlines()]
     assert sorted(kept) == sorted(solved)
 
@@ -222,15 +222,15 @@ def test_a_finished_evaluation_prints_its_results_again_without_a_process(
 def test_a_resume_with_other_settings_is_refused_with_their_keys(
     evaluation: tuple[RunFolder, str], finished: RunFolder, flags: tuple[str, ...], message: str
 ) -> None:
-    assert message in asterism_output(*list_arguments(finished, "whole", "--resume", *flags), code=2)
+    assert message in read_refusal(*list_arguments(finished, "whole", "--resume", *flags))
 
 
-def test_a_resume_with_other_questions_in_the_same_file_is_refused(finished: RunFolder, tmp_path: Path) -> None:
-    file = tmp_path / "questions.jsonl"
-    flags = ("--set", f"own={file}", "--name", "changed")
-    file.write_text('{"question": "What is 1+2?", "answer": "3", "level": 2}\n')
-    asterism_output("eval", finished.path, *flags)
-    results = json.loads(RunFolder(finished.path.parent / "changed").results.read_text())
-    assert results["sets"]["own"]["by_difficulty"]["2"]["questions"] == 1
-    file.write_text('{"question": "What is 1+3?", "answer": "4", "level": 2}\n')
-    assert "evaluation.sets.own.data" in asterism_output("eval", finished.path, *flags, "--resume", code=2)
+def test_a_resume_with_other_questions_in_the_same_file_is_refused(
+    evaluation: tuple[RunFolder, str], finished: RunFolder
+) -> None:
+    file = get_questions(finished)
+    before = file.read_text()
+    file.write_text(before.replace('"level": 2', '"level": 3'))
+    output = asterism_output(*list_arguments(finished, "whole", "--resume"), code=2)
+    file.write_text(before)
+    assert "evaluation.sets.aime.data" in output

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import subprocess
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -64,27 +63,11 @@ def texts(answers: list[AnswerRecord]) -> dict[Any, Any]:
     return {each.key: (each.digest, each.reward) for each in answers}
 
 
-async def test_two_servers_give_the_answers_of_the_checkpoint(
+async def test_if_one_of_two_servers_dies_the_other_gives_the_answers_of_the_checkpoint(
     finished: RunFolder, expected: list[AnswerRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVAL_KEY", KEY)
     servers = [make_server(finished, dialect) for dialect in ("vllm", "llama.cpp")]
-    async with AsyncExitStack() as stack:
-        urls = [await stack.enter_async_context(each.serving()) for each in servers]
-        done = await (await start_evaluation(finished, *urls, name="served", flags=("--set", "engine.max_running=8")))
-    assert done.returncode == 0, done.stdout + done.stderr
-    folder = RunFolder(finished.path.parent / "served")
-    assert texts(read_answers(folder.answers)) == texts(expected)
-    results = json.loads(folder.results.read_text())
-    assert (results["weights"], results["engine"]["kind"]) == ({"urls": urls, "model": MODEL}, "openai")
-    assert all(len(each.bodies) > 1 for each in servers)
-
-
-async def test_if_one_of_two_servers_dies_the_other_answers_its_questions(
-    finished: RunFolder, expected: list[AnswerRecord], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EVAL_KEY", KEY)
-    servers = [make_server(finished) for _ in range(2)]
     servers[0].max_answered = 1  # answers one request, the check at the start; its later requests wait
     flags = ("--set", "supervision.restarts=9", "--set", "engine.max_running=8")
     async with servers[1].serving() as other:
@@ -99,6 +82,9 @@ async def test_if_one_of_two_servers_dies_the_other_answers_its_questions(
     lost = read_log_entries(folder, "engine.lost", "generator-0")
     assert "the server no longer responds" in lost[0]["cause"]
     assert texts(read_answers(folder.answers)) == texts(expected)
+    results = json.loads(folder.results.read_text())
+    assert (results["weights"], results["engine"]["kind"]) == ({"urls": [url, other], "model": MODEL}, "openai")
+    assert all(len(each.bodies) > 1 for each in servers)
 
 
 async def test_without_a_server_the_evaluation_ends_and_resumes_when_it_is_back(

@@ -1,15 +1,30 @@
-"""A run over real processes evaluates two sets during training; `asterism eval` gives the same answers."""
+"""A run over real processes evaluates two sets during training; `asterism eval` gives the same answers.
+
+Evaluations have a higher length limit than training: in the run, in `asterism eval`, and in forks.
+"""
 
 import json
+from typing import NamedTuple
 
 import pytest
 
 from asterism.analysis.evaluation.answer_records import read_answers
+from asterism.bus.addresses import HEAD, ROLLOUT
+from asterism.bus.messages import StartGroup, TrajectoryFinished
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from tests.actors.runs.running import asterism_output, from_cold_start_of, metrics, read_conserved_summary, whole_run
+from tests.actors.runs.running import (
+    asterism_output,
+    from_cold_start_of,
+    metrics,
+    read_conserved_summary,
+    read_messages,
+    whole_run,
+)
 
 pytestmark = pytest.mark.slow
+
+TRAINED, EVALUATED = 40, 44  # limits in response tokens; some answers reach each limit
 
 
 @pytest.fixture(scope="module")
@@ -18,11 +33,27 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory, finished: RunFolder) -> 
     sets = f'evaluation.sets=[{{name="all", data="{test}"}}, {{name="few", data="{test}", questions=2, samples=3, every=2}}]'
     settings = (
         *("evaluation.every=1", "evaluation.sampling.top_p=0.9"),
+        *(f"dialogue.response_tokens={TRAINED}", f"evaluation.response_tokens={EVALUATED}"),
         *("learner.checkpoints.every=2", "learner.checkpoints.keep=2"),
         "determinism=strict",  # printed memory addresses would make answers differ
     )
     runs = tmp_path_factory.mktemp("evaluated")
     return whole_run(runs, *from_cold_start_of(finished), *settings, sets)[0]
+
+
+class Ended(NamedTuple):
+    trajectory: int
+    tokens: int  # tokens of the response
+    ending: str
+
+
+def list_ended(folder: RunFolder, purpose: str) -> list[Ended]:
+    groups = {each.group_id for each in read_messages(folder, ROLLOUT, StartGroup) if each.purpose == purpose}
+    return [
+        Ended(end.trajectory_id, end.record.response_tokens, end.ending)
+        for end in read_messages(folder, HEAD, TrajectoryFinished)
+        if end.group_id in groups
+    ]
 
 
 def test_each_step_is_evaluated_with_its_own_weights_and_the_run_replays(evaluated: RunFolder) -> None:
@@ -40,21 +71,48 @@ def test_each_step_is_evaluated_with_its_own_weights_and_the_run_replays(evaluat
     assert [f"set few: {key}" in lines[0] for key in ("avg@3", "pass@2", "majority@3")] == [True] * 3
 
 
-def test_a_standalone_evaluation_and_one_during_training_have_the_same_tokens(evaluated: RunFolder) -> None:
+def test_only_evaluations_exceed_the_limit_of_training(evaluated: RunFolder) -> None:
+    trained, others = list_ended(evaluated, "train"), list_ended(evaluated, "evaluate")
+    assert len(others) == sum(line["questions"] for line in metrics(evaluated, "evaluation"))
+    assert (max(each.tokens for each in trained), max(each.tokens for each in others)) == (TRAINED, EVALUATED)
+    assert "length" in {each.ending for each in trained if each.tokens == TRAINED}
+    assert "length" in {each.ending for each in others if each.tokens == EVALUATED}
+    assert all(each.ending != "length" for each in others if each.tokens < EVALUATED)
+
+
+@pytest.mark.parametrize(
+    ("step", "label"),
+    [
+        pytest.param(0, "start_sampled", marks=pytest.mark.nightly),
+        (2, "step_sampled"),
+        pytest.param(3, "end_sampled", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_standalone_evaluation_and_one_during_training_have_the_same_tokens_and_limit(
+    evaluated: RunFolder, step: int, label: str
+) -> None:
     few = next(each for each in load_run(evaluated.config).evaluation.sets if each.name == "few")
-    for step, label in ((0, "start_sampled"), (2, "step_sampled"), (3, "end_sampled")):
-        flags = ("--set", f"few={few.data}", "-k", "3", "--questions", "2", "--name", f"eval-{step}")
-        asterism_output("eval", f"{evaluated.path}:{step}", *flags)
-        alone = read_answers(evaluated.path.parent / f"eval-{step}" / "answers.jsonl")
-        during = [
-            each
-            for each in read_answers(evaluated.answers)
-            if (each.label, each.version, each.set) == (label, step, "few")
-        ]
-        assert [(each.seed, each.digest, each.reward) for each in alone] == [
-            (each.seed, each.digest, each.reward) for each in during
-        ]
-        assert len(alone) == 6
+    flags = ("--set", f"few={few.data}", "-k", "3", "--questions", "2", "--name", f"eval-{step}")
+    asterism_output("eval", f"{evaluated.path}:{step}", *flags)
+    folder = RunFolder(evaluated.path.parent / f"eval-{step}")
+    alone = read_answers(folder.answers)
+    during = [
+        each for each in read_answers(evaluated.answers) if (each.label, each.version, each.set) == (label, step, "few")
+    ]
+    assert [(each.seed, each.digest, each.reward) for each in alone] == [
+        (each.seed, each.digest, each.reward) for each in during
+    ]
+    assert len(alone) == 6
+    assert json.loads(folder.results.read_text())["limits"]["response_tokens"] == EVALUATED
+
+
+def test_a_branch_of_an_evaluation_has_its_limit(evaluated: RunFolder) -> None:
+    ended = list_ended(evaluated, "evaluate")
+    trajectory = [each.trajectory for each in ended if (each.tokens, each.ending) == (EVALUATED, "length")][-1]
+    result = evaluated.path.parent / "branch.json"
+    asterism_output("log", "fork", evaluated.path, trajectory, "--turn", 0, "--json", result)
+    outcome = json.loads(result.read_text())["branches"][0]["outcome"]
+    assert (outcome["ending"], outcome["response_tokens"]) == ("length", EVALUATED)
 
 
 def test_the_best_checkpoint_is_kept_and_named(evaluated: RunFolder) -> None:

@@ -29,8 +29,8 @@ from tests.fakes import ANSWER, TOKENIZER, generated, rules, start_group
 
 pytestmark = pytest.mark.slow
 
-TRAJECTORIES = 1000
-MIN_IN_FLIGHT = 500  # calls in flight when the executor is killed
+TRAJECTORIES = 400
+MIN_IN_FLIGHT = 200  # calls in flight when the executor is killed
 BOUND = 100_000
 
 

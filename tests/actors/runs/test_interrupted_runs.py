@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +21,11 @@ from tests.actors.runs.running import (
     read_conserved_summary,
     read_log_entries,
     read_messages,
+    wait_until_empty,
 )
 from tests.processes import family, is_running, processes_that_name
 
 pytestmark = pytest.mark.slow
-
-
-def wait_until_empty(list_processes: Callable[[], Sequence[object]]) -> None:
-    """Wait until the kernel has killed the processes, which it does soon after their parent's death."""
-    deadline = time.monotonic() + 60.0
-    while left := list_processes():
-        assert time.monotonic() < deadline, f"still alive: {left}"
-        time.sleep(0.02)
 
 
 def interrupt_and_check(run: StartedRun, number: signal.Signals) -> int:
@@ -48,16 +39,10 @@ def interrupt_and_check(run: StartedRun, number: signal.Signals) -> int:
     return step
 
 
-def test_interrupts_save_the_last_trained_step_and_resumes_continue_the_run(
-    tmp_path: Path, start: Start, start_trained: Start
-) -> None:
-    """Meanwhile a second run in the same folder is refused."""
-    settings = ("rl.steps=40", "learner.checkpoints.every=1000")  # some steps remain at both signals
+def test_interrupts_save_the_last_trained_step_and_resumes_continue_the_run(start_trained: Start) -> None:
+    settings = ("rl.steps=16", "learner.checkpoints.every=1000")  # some steps remain at both signals
     run = start_trained(*settings)
-    run.wait_until(run.folder.lock.exists)
-    second = start(tmp_path, "--overwrite")
     run.wait_for("step", 2)
-    assert f"using this folder (process {run.process.pid})" in second.end(2)
     step = interrupt_and_check(run, signal.SIGINT)
     assert step >= 2
     run = start_trained(*settings, "--resume")
@@ -66,7 +51,7 @@ def test_interrupts_save_the_last_trained_step_and_resumes_continue_the_run(
     assert later_step > step
     assert list_saved_steps(run.folder.checkpoints) == [0, step, later_step]
     assert f"resuming after step {later_step}" in start_trained(*settings, "--resume").succeed()
-    assert [each["step"] for each in metrics(run.folder, "step")] == list(range(1, 41))
+    assert [each["step"] for each in metrics(run.folder, "step")] == list(range(1, 17))
     assert read_conserved_summary(run.folder)["pass1_start"] is not None
 
 
@@ -87,8 +72,10 @@ def test_second_signals_during_the_save_leave_a_run_that_resumes(tmp_path: Path,
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)])
-def test_a_starting_learner_does_not_outlive_the_launcher(tmp_path: Path, start: Start, number: signal.Signals) -> None:
-    run = start(tmp_path, "learner.ranks=2")  # torchrun starts the ranks
+def test_a_starting_learner_does_not_outlive_the_launcher(
+    tmp_path: Path, start_trained: Start, number: signal.Signals
+) -> None:
+    run = start_trained("learner.ranks=2")  # torchrun starts the ranks
     run.wait_until(
         lambda: any(
             "asterism.engine.learner" in line and "torch.distributed" not in line
@@ -156,8 +143,8 @@ def test_a_run_restarts_a_silent_process(start_trained: Start) -> None:
     "name",
     ["generator-0", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("learner", "head", "rollout-0"))],
 )
-def test_without_restarts_a_death_ends_the_run_and_is_named(tmp_path: Path, start: Start, name: str) -> None:
-    run = start(tmp_path, "supervision.restarts=0")
+def test_without_restarts_a_death_ends_the_run_and_is_named(start_trained: Start, name: str) -> None:
+    run = start_trained("supervision.restarts=0")
     run.wait_until(lambda: bool(list_process_ids(run.folder, name)))
     children = family(run.process.pid)[1:]
     run.signal(name)
@@ -212,8 +199,8 @@ def test_a_run_survives_a_killed_executor(start_trained: Start) -> None:
     assert causes == {"executor left: executor-0 was killed by signal 9"}
 
 
-def test_an_executor_that_cannot_start_ends_the_run(tmp_path: Path, start: Start) -> None:
-    run = start(tmp_path, "sandbox.backend=docker", "sandbox.image=no-such-image:missing")
+def test_an_executor_that_cannot_start_ends_the_run(start_trained: Start) -> None:
+    run = start_trained("sandbox.backend=docker", "sandbox.image=no-such-image:missing")
     assert "executor-0 ended with exit code 2" in run.end(1)
     assert len(list_process_ids(run.folder, "executor-0")) == 1
 

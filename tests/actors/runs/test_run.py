@@ -11,10 +11,9 @@ from safetensors.numpy import load_file, save_file
 from asterism.bus.messages import AnswerGraded, CodeFinished, TrajectoryFinished
 from asterism.configs.file_manifest import MANIFEST_NAME
 from asterism.configs.run_folder import RunFolder
-from tests.actors.cli.invoking import read_output
+from tests.actors.cli.invoking import read_output, read_refusal
 from tests.actors.runs.running import (
     Start,
-    asterism,
     asterism_output,
     is_conserved,
     metrics,
@@ -79,14 +78,12 @@ def test_no_process_socket_or_shared_memory_is_left(finished: RunFolder) -> None
 
 
 def test_a_finished_run_can_be_replayed_and_its_stories_shown(finished: RunFolder) -> None:
-    assert "identical" in asterism_output("log", "replay", finished.path, "--verify")
+    assert "identical" in read_output("log", "replay", finished.path, "--verify")
     story = read_output("log", "story", finished.path, 3)
     kinds = ["StartGroup", "LeaseRequested", "LeaseGranted", "TurnGenerated", "TrajectoryFinished"]
     positions = [story.index(kind) for kind in kinds]
     assert positions == sorted(positions)
-    unknown = asterism("log", "story", str(finished.path), "99999")
-    assert unknown.returncode == 2
-    assert "no event of trajectory 99999" in unknown.stderr
+    assert "no event of trajectory 99999" in read_refusal("log", "story", finished.path, 99999)
 
 
 def test_the_report_agrees_with_the_event_log_within_one_percent(finished: RunFolder) -> None:

@@ -11,56 +11,45 @@ from tests.actors.runs.running import from_cold_start_of, metrics, read_conserve
 
 pytestmark = pytest.mark.slow
 
-both = pytest.mark.parametrize("name", ["carrying", pytest.param("aborting", marks=pytest.mark.nightly)])
-
-SETTINGS = (
-    *("rl.prompts=4", "rl.rollouts=8", "evaluation.questions=2"),
-    *("rl.max_staleness=1", "rl.group_oversampling=2.0"),
-)
-
-
-@pytest.fixture(scope="module")
-def carrying(tmp_path_factory: pytest.TempPathFactory, finished: RunFolder) -> RunFolder:
-    arguments = (*SETTINGS, *from_cold_start_of(finished), "rl.surplus_groups=carry")
-    return whole_run(tmp_path_factory.mktemp("carrying"), *arguments)[0]
+SETTINGS = ("rl.rollouts=8", "evaluation.questions=2", "rl.max_staleness=1")
+SURPLUS = {
+    "carrying": ("rl.prompts=4", "rl.group_oversampling=2.0", "rl.surplus_groups=carry"),
+    "aborting": ("rl.prompts=2", "rl.group_oversampling=4.0"),
+}
 
 
-@pytest.fixture(scope="module")
-def aborting(tmp_path_factory: pytest.TempPathFactory, finished: RunFolder) -> RunFolder:
-    arguments = (*SETTINGS, *from_cold_start_of(finished), "rl.prompts=2", "rl.group_oversampling=4.0")
-    return whole_run(tmp_path_factory.mktemp("aborting"), *arguments)[0]
+@pytest.fixture(scope="module", params=["carrying", pytest.param("aborting", marks=pytest.mark.nightly)])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, finished: RunFolder) -> RunFolder:
+    arguments = (*SETTINGS, *SURPLUS[request.param], *from_cold_start_of(finished))
+    return whole_run(tmp_path_factory.mktemp(request.param), *arguments)[0]
 
 
-@both
-def test_every_trajectory_ends_once_and_the_run_replays(name: str, request: pytest.FixtureRequest) -> None:
-    folder: RunFolder = request.getfixturevalue(name)
+def test_every_trajectory_ends_once_and_the_run_replays(folder: RunFolder) -> None:
     summary = read_conserved_summary(folder, "aborted")
     assert summary["trajectories_failed"] == summary["trajectories_abandoned"] == 0
     assert [line["step"] for line in metrics(folder, "step")] == [1, 2, 3]
     assert sorted(line["step"] for line in metrics(folder, "lengths")) == [1, 2, 3]
 
 
-@both
-def test_a_step_is_collected_while_the_previous_step_is_trained(name: str, request: pytest.FixtureRequest) -> None:
-    folder: RunFolder = request.getfixturevalue(name)
+def test_a_step_is_collected_while_the_previous_step_is_trained(folder: RunFolder) -> None:
     requests = set(read_messages(folder, "head", StepRequested))
     assert requests == {StepRequested(1, 0), StepRequested(2, 0), StepRequested(3, 1)}
 
 
-@both
-def test_training_samples_are_at_most_one_version_stale(name: str, request: pytest.FixtureRequest) -> None:
+def test_training_samples_are_at_most_one_version_stale(folder: RunFolder) -> None:
     """The learner refuses staler samples; the second step's samples precede the first update."""
-    steps = metrics(request.getfixturevalue(name), "step")
+    steps = metrics(folder, "step")
     assert all(step["staleness_max"] <= 1.0 for step in steps)
     assert steps[0]["staleness_max"] == 0.0
     assert steps[1]["staleness_max"] == 1.0
     assert steps[1]["rows"] > 0
 
 
-def test_turns_continue_while_new_weights_are_loaded(carrying: RunFolder) -> None:
+@pytest.mark.parametrize("folder", ["carrying"], indirect=True)
+def test_turns_continue_while_new_weights_are_loaded(folder: RunFolder) -> None:
     """The versions of the tokens never decrease within a trajectory."""
     versions_seen = set[int]()
-    for trajectory in read_messages(carrying, "head", TrajectoryFinished):
+    for trajectory in read_messages(folder, "head", TrajectoryFinished):
         versions = np.frombuffer(trajectory.record.versions, np.int32)
         generated = versions[np.frombuffer(trajectory.record.loss_mask, np.uint8).astype(bool)]
         assert (np.diff(generated) >= 0).all()
@@ -69,9 +58,10 @@ def test_turns_continue_while_new_weights_are_loaded(carrying: RunFolder) -> Non
 
 
 @pytest.mark.nightly
-def test_aborted_trajectories_are_counted_and_the_length_bias_reported(aborting: RunFolder) -> None:
-    summary = json.loads(aborting.summary.read_text())
-    lines = metrics(aborting, "lengths")
+@pytest.mark.parametrize("folder", ["aborting"], indirect=True)
+def test_aborted_trajectories_are_counted_and_the_length_bias_reported(folder: RunFolder) -> None:
+    summary = json.loads(folder.summary.read_text())
+    lines = metrics(folder, "lengths")
     assert sum(line["aborted_trajectories"] for line in lines) == summary["trajectories_aborted"]
     for line in lines:
         assert line["taken_trajectories"] <= line["started_trajectories"]

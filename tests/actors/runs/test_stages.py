@@ -39,11 +39,11 @@ def start(folder: Path, model: Path, *options: str) -> "subprocess.Popen[str]":
     settings = (
         *SMALL,
         f"model.checkpoint={model}",
-        "sft.batch_size=32",
+        "sft.batch_size=8",
         "rl.rollouts=2",
         "rl.prompts=24",
         "roc.enabled=false",
-        "sft.steps=70",
+        "sft.steps=2",
         "sampling.temperature=0.3",
         f'runs_folder="{folder}"',
     )
