@@ -14,7 +14,6 @@ import torch
 
 from asterism.bus.messages import WeightsPublished
 from asterism.configs.run_folder import RunFolder
-from asterism.engine.contract import Generation, GenerationRequest
 from asterism.engine.learner.adapters.adapted_model import initialize_adapters
 from asterism.engine.learner.adapters.adapter_publisher import AdapterPublisher
 from asterism.engine.model.causal_lm import CausalLM
@@ -30,8 +29,9 @@ from asterism.engine.sglang.weights.checksums import ChecksumRegistry
 from asterism.engine.sglang.weights.transports import TensorTransport
 from asterism.engine.weight_transfer.weight_layout import get_layout
 from tests.actors.runs.running import from_cold_start_of, list_process_ids, metrics, read_log_entries, wait_until
-from tests.engine.contract.bench import learners_logprobs, request
+from tests.engine.contract.bench import request
 from tests.engine.learner.adapters.adapted_models import merge_adapters
+from tests.engine.tiny_models import measure_errors
 from tests.processes import family
 from tests.sglang.bench import PAGE, BorrowedServer, SharedServer
 from tests.sglang.runs import (
@@ -105,13 +105,6 @@ def adapted(loop: asyncio.Runner, model: Path, tmp_path_factory: pytest.TempPath
     loop.run(shared.start())
     yield Adapted(shared, folder, learner, AdapterPublisher(folder / "slots", learner, torch.float32, num_slots=3))
     loop.run(shared.close())
-
-
-def measure_errors(model: CausalLM, asked: GenerationRequest, found: Generation) -> torch.Tensor:
-    """Return the absolute error of each token's log probability, relative to the merged model's."""
-    expected = learners_logprobs(model, asked, found)
-    sampled = expected.gather(1, torch.from_numpy(found.token_ids).long()[:, None])[:, 0]
-    return (sampled - torch.from_numpy(found.logprobs)).abs()
 
 
 async def count_adapters(shared: SharedServer) -> int:

@@ -48,7 +48,7 @@ def test_greedy_decoding_equals_the_training_forward_while_sequences_join_and_le
         found |= ended
     for request in requests:
         generation = found[request.sequence_id]
-        assert_greedy(model, request.token_ids, generation)
+        assert_greedy(model, request, generation)
         assert len(generation.token_ids) == request.max_new_tokens
         assert generation.finish == "length"
 
@@ -82,8 +82,9 @@ def test_a_second_turn_can_be_shorter(model: CausalLM) -> None:
 
 
 def test_a_sequence_can_grow_to_the_largest_length(model: CausalLM) -> None:
-    found = alone(model, GenerationRequest(1, random_ids(8, 0), LONGEST - 8, GREEDY))
-    assert_greedy(model, random_ids(8, 0), found)
+    request = GenerationRequest(1, random_ids(8, 0), LONGEST - 8, GREEDY)
+    found = alone(model, request)
+    assert_greedy(model, request, found)
     assert len(found.token_ids) == LONGEST - 8
 
 
@@ -142,16 +143,15 @@ def test_a_second_request_for_a_running_sequence_is_refused(model: CausalLM) -> 
 def test_logits_that_are_not_finite_fail_only_their_request(matrix: str, count: int) -> None:
     core, whole = core_with_rows(small_model()), small_model()
     fail_with_infinite_weights(core, f"model.layers.0.{matrix}.weight", whole)
-    requests = (GenerationRequest(number, random_ids(3, number), 3, GREEDY) for number in range(2, 2 + count))
-    for number, found in generate(core, *requests).items():
-        assert_greedy(whole, random_ids(3, number), found)
+    requests = {number: GenerationRequest(number, random_ids(3, number), 3, GREEDY) for number in range(2, 2 + count)}
+    for number, found in generate(core, *requests.values()).items():
+        assert_greedy(whole, requests[number], found)
 
 
 @pytest.mark.parametrize("config", [small_config(tie_word_embeddings=False), small_config(num_kv_heads=4)])
 def test_models_of_other_shapes_decode_like_the_training_forward(config: DecoderConfig) -> None:
-    other = small_model(config=config)
-    found = alone(other, GenerationRequest(1, random_ids(8, 0), 12, GREEDY))
-    assert_greedy(other, random_ids(8, 0), found)
+    other, request = small_model(config=config), GenerationRequest(1, random_ids(8, 0), 12, GREEDY)
+    assert_greedy(other, request, alone(other, request))
 
 
 def test_a_capacity_without_room_for_a_sequence_is_refused(model: CausalLM) -> None:

@@ -3,7 +3,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import connection
@@ -167,7 +167,7 @@ def use_folder_until_killed(root: Path, moment: str, is_reading: Event) -> None:
 
 
 @contextmanager
-def killing(root: Path, moment: str) -> Iterator[None]:
+def killing(root: Path, moment: str) -> Generator[None]:
     """Fork an engine that uses the folder "1-a". In the block it reads the folder, or it has died at an earlier moment."""
     is_reading = _forks.Event()
     engine = _forks.Process(target=use_folder_until_killed, args=(root, moment, is_reading))
