@@ -31,7 +31,9 @@ from asterism.engine.weight_transfer.weight_layout import get_layout
 from tests.actors.runs.running import from_cold_start_of, list_process_ids, metrics, read_log_entries, wait_until
 from tests.engine.contract.bench import request
 from tests.engine.learner.adapters.adapted_models import merge_adapters
+from tests.engine.started_engines import started
 from tests.engine.tiny_models import measure_errors
+from tests.engine.whole_publisher import publish
 from tests.processes import family
 from tests.sglang.bench import PAGE, BorrowedServer, SharedServer
 from tests.sglang.runs import (
@@ -70,16 +72,11 @@ class Adapted(NamedTuple):
         transport = AdapterTransport(whole, parameters, OPTIONS, torch.float32)
         server = BorrowedServer(self.shared)
         engine = SGLangEngine(server, transport, model=model, sequence_tokens=LONGEST, load_poll_s=0.05)
-        await engine.start()
-        try:
+        async with started(engine):
             yield engine
-        finally:
-            await engine.close()
 
     def publish(self, version: int) -> WeightsPublished:
-        published = self.publisher.publish(version)
-        assert published is not None
-        return published
+        return publish(self.publisher, version)
 
     def train(self, seed: int) -> CausalLM:
         """Change the adapters, and return a merged copy of the model."""

@@ -1,13 +1,11 @@
 """Small engine cores and references for their tokens: a batch with one request, and the training forward."""
 
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 
 import torch
 
 from asterism.engine.contract import Capacity, EngineFailure, Generation, GenerationRequest
 from asterism.engine.inference.cuda_graphs import GraphCapture
-from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.inference.kernels.matmul import Matmul
 from asterism.engine.model.causal_lm import CausalLM
@@ -38,16 +36,6 @@ def new_core(
         matmul=matmul or get_batch_invariant_matmul(model.config),
         overlaps_steps=overlaps_steps,
     )
-
-
-@asynccontextmanager
-async def running(engine: EmbeddedEngine) -> AsyncIterator[EmbeddedEngine]:
-    """Start the engine, and close it at the end, even if the start fails."""
-    try:
-        await engine.start()
-        yield engine
-    finally:
-        await engine.close()
 
 
 def step(core: EngineCore, steps: int = 1) -> dict[int, Generation]:

@@ -26,10 +26,10 @@ from tests.engine.inference.cores import (
     draw_request,
     generate,
     new_core,
-    running,
 )
 from tests.engine.inference.recorded_graph import Recorded
 from tests.engine.model.transformers_reference import SCALINGS, scaled_architecture
+from tests.engine.started_engines import started
 from tests.engine.tiny_models import random_ids, save_small_model, small_architecture, small_model
 
 REQUESTS = [draw_request(number, 3 + 9 * number, 12) for number in range(5)]
@@ -109,7 +109,7 @@ async def test_the_error_of_a_strict_engine_for_experts_names_file_and_remedy(tm
     folder, _ = save_architecture(tmp_path, "qwen3_moe")
     message = r'config\.json has model_type qwen3_moe: .*set determinism to "fast"'
     with pytest.raises(NotBatchInvariant, match=message):
-        async with running(EmbeddedEngine(folder, Capacity(96, 8, 96), strict=True)):
+        async with started(EmbeddedEngine(folder, Capacity(96, 8, 96), strict=True)):
             pass
 
 
@@ -118,6 +118,6 @@ async def test_the_error_of_a_strict_engine_for_experts_names_file_and_remedy(tm
 async def test_a_strict_engine_starts_with_every_dense_architecture(tmp_path: Path, model_type: str) -> None:
     folder, config = save_architecture(tmp_path, model_type)
     engine = EmbeddedEngine(folder, Capacity(96, 8, 96), strict=True, prefill_tokens=16, max_running=4)
-    async with running(engine):
+    async with started(engine):
         request = GenerationRequest(1, random_ids(8, 0), 6, GREEDY)
         assert_greedy(small_model(config=config), request, await engine.generate(request))

@@ -15,7 +15,8 @@ from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.learner import distributed
 from asterism.engine.model.hf_checkpoint import CheckpointError
 from asterism.engine.model.tokenizer import UnusableTokenizer
-from tests.engine.inference.cores import draw_request, generate, running
+from tests.engine.inference.cores import draw_request, generate
+from tests.engine.started_engines import started
 from tests.engine.tiny_models import save_small_model, small_config, small_model
 
 pytestmark = pytest.mark.real_clock
@@ -29,12 +30,9 @@ async def running_engine(model_folder: Path, *, rows: int = 4) -> AsyncIterator[
     """Start an engine, close it at the end, and check that its thread ends."""
     before = set(threading.enumerate())
     engine = EmbeddedEngine(model_folder, Capacity(rows * LONGEST + 5, PAGE, LONGEST), max_running=rows)
-    assert await engine.start() == Capacity(rows * LONGEST, PAGE, LONGEST)
-    try:
+    async with started(engine) as (_, capacity):
+        assert capacity == Capacity(rows * LONGEST, PAGE, LONGEST)
         yield engine
-    finally:
-        await engine.close()
-        await engine.close()
     left = [thread.name for thread in set(threading.enumerate()) - before]
     assert [name for name in left if not name.startswith("asyncio_")] == []  # threads of the event loop can stay
 
@@ -51,7 +49,7 @@ def expected(asked: GenerationRequest) -> list[int]:
 @pytest.mark.slow
 async def test_two_engines_in_one_process_do_not_affect_each_other(model_folder: Path) -> None:
     async with running_engine(model_folder) as engine:
-        async with running(EmbeddedEngine(model_folder, Capacity(2 * LONGEST, 8, LONGEST))) as other:
+        async with started(EmbeddedEngine(model_folder, Capacity(2 * LONGEST, 8, LONGEST))) as (other, _):
             calls = (one.generate(request(number)) for number in range(3) for one in (engine, other))
             found = [generation.token_ids.tolist() for generation in await asyncio.gather(*calls)]
         assert found == [expected(request(number)) for number in range(3) for _ in range(2)]

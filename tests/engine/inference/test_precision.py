@@ -16,8 +16,9 @@ from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.model.architectures import ARCHITECTURES
 from asterism.engine.model.causal_lm import CausalLM
-from tests.engine.inference.cores import draw_request, generate, running
+from tests.engine.inference.cores import draw_request, generate
 from tests.engine.model.transformers_reference import SCALINGS, load_reference, scaled_architecture
+from tests.engine.started_engines import started
 from tests.engine.tiny_models import random_ids, small_config, small_model
 
 pytestmark = pytest.mark.slow  # imports transformers
@@ -93,7 +94,7 @@ async def test_greedy_tokens_equal_transformers_generate(model_folder: Path) -> 
 
     theirs: Any = AutoModelForCausalLM.from_pretrained(model_folder)
     lengths = (1, 5, 17, 40, 3, 90)
-    async with running(EmbeddedEngine(model_folder, Capacity(1200, 16, 400), max_running=3)) as engine:
+    async with started(EmbeddedEngine(model_folder, Capacity(1200, 16, 400), max_running=3)) as (engine, _):
 
         async def answer(number: int, length: int) -> None:
             ids, count = random_ids(length, number), 10 + 15 * number

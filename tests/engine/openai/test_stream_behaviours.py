@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from tests.engine.openai.stream_behaviours import (
     make_chunk,
     make_stream,
 )
+from tests.engine.started_engines import started
 from tests.engine.tiny_models import write_tokenizer
 
 pytestmark = [pytest.mark.real_clock, pytest.mark.slow]
@@ -47,15 +49,12 @@ def short_end(monkeypatch: pytest.MonkeyPatch) -> None:
 async def attached(
     server: ScriptedServer, tokenizer: FastTokenizer, request_timeout_s: float = 30.0
 ) -> AsyncGenerator[OpenAIEngine]:
-    async with server.serving() as url:
-        engine = OpenAIEngine(
-            url, tokenizer, sequence_tokens=4096, retry_delays_s=(0.0, 0.0), request_timeout_s=request_timeout_s
-        )
-        await engine.start()
-        try:
-            yield engine
-        finally:
-            await engine.close()
+    options: dict[str, Any] = {"sequence_tokens": 4096, "retry_delays_s": (0.0, 0.0)}
+    async with (
+        server.serving() as url,
+        started(OpenAIEngine(url, tokenizer, request_timeout_s=request_timeout_s, **options)) as (engine, _),
+    ):
+        yield engine
 
 
 async def ask(engine: OpenAIEngine, tokenizer: FastTokenizer) -> str:

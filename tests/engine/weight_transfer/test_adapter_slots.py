@@ -25,8 +25,8 @@ from asterism.engine.weight_transfer.slot_writer import SlotWriter
 from asterism.engine.weight_transfer.weight_client import WeightsFetcher
 from asterism.engine.weight_transfer.weight_layout import get_layout
 from asterism.engine.weight_transfer.weight_server import WeightServer
-from tests.engine.inference.cores import running
 from tests.engine.learner.adapters.adapted_models import OPTIONS, adapted_model, fill_adapters, merge_adapters
+from tests.engine.started_engines import started
 from tests.engine.tiny_models import random_ids, save_small_model, small_model
 from tests.engine.weight_transfer.served_weights import serving
 from tests.engine.weight_transfer.slow_link import LOOPBACK
@@ -126,8 +126,8 @@ async def test_published_adapters_and_merged_weights_generate_the_same_tokens(
     learner = AdapterLearner(tmp_path / "slots", model_type, options)
     start = small_model(seed=3, config=learner.model.config)  # other weights, which each load must replace completely
     async with (
-        running(make_engine(tmp_path / "a", start, options, strict=strict)) as adapted,
-        running(make_engine(tmp_path / "m", start, None, strict=strict)) as merged,
+        started(make_engine(tmp_path / "a", start, options, strict=strict)) as (adapted, _),
+        started(make_engine(tmp_path / "m", start, None, strict=strict)) as (merged, _),
     ):
         answers: list[list[int]] = []
         for version in range(3):
@@ -149,7 +149,7 @@ async def test_published_adapters_and_merged_weights_generate_the_same_tokens(
 
 
 async def test_an_engine_keeps_its_weights_if_the_base_is_damaged(tmp_path: Path, learner: AdapterLearner) -> None:
-    async with running(make_engine(tmp_path, small_model(config=learner.model.config), OPTIONS)) as engine:
+    async with started(make_engine(tmp_path, small_model(config=learner.model.config), OPTIONS)) as (engine, _):
         await engine.load_weights(learner.publish(1))
         expected = [each.token_ids.tolist() for each in await generate(engine, 1.0)]
         learner.train()

@@ -17,7 +17,7 @@ from asterism.engine.inference.kernels.batch_invariance import (
 )
 from asterism.engine.inference.kernels.matmul import Matmul, build_tiled
 from tests.engine.closeness import assert_close
-from tests.engine.inference.cores import running
+from tests.engine.started_engines import started
 from tests.engine.tiny_models import small_config
 
 LONGEST, PAGE = 96, 16
@@ -99,7 +99,7 @@ async def test_strict_and_fast_engines_generate_the_same_tokens(model_folder: Pa
     found: list[list[int]] = []
     for strict in (True, False):
         made = EmbeddedEngine(model_folder, capacity, max_running=8, prefill_tokens=24, strict=strict)
-        async with running(made) as engine:
+        async with started(made) as (engine, _):
             found.append((await engine.generate(request)).token_ids.tolist())
     assert found[0] == found[1]
 
@@ -108,5 +108,5 @@ async def test_strict_and_fast_engines_generate_the_same_tokens(model_folder: Pa
 async def test_a_strict_engine_in_bfloat16_does_not_start(model_folder: Path) -> None:
     made = EmbeddedEngine(model_folder, Capacity(LONGEST, PAGE, LONGEST), dtype=torch.bfloat16, strict=True)
     with pytest.raises(NotBatchInvariant, match=r"torch\.bfloat16 cannot be strict"):
-        async with running(made):
+        async with started(made):
             pass
