@@ -45,7 +45,7 @@ from tests.sglang.runs import (
     get_process_name,
     running,
 )
-from tests.sglang.serving import LONGEST, make_roomy
+from tests.sglang.serving import LONGEST, make_requirements
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(2 * PATIENCE_S)]
 
@@ -95,7 +95,7 @@ class Adapted(NamedTuple):
 @pytest.fixture(scope="module")
 def adapted(loop: asyncio.Runner, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Adapted]:
     folder = tmp_path_factory.mktemp("adapted")
-    shared = SharedServer(make_roomy(model, PORT)._replace(lora=OPTIONS), folder, "adapted")
+    shared = SharedServer(make_requirements(model, PORT, LONGEST)._replace(lora=OPTIONS), folder, "adapted")
     learner = load_model(model, torch.float32)
     add_adapters(learner, OPTIONS)
     initialize_adapters(learner, seed=0)
