@@ -1,13 +1,22 @@
-"""Each benchmark runs in its short form and prints its figures as one JSON line."""
+"""Each benchmark has the right types, runs in its short form and prints its figures as one JSON line.
+
+Pyright checks the types of benchmarks/ here, and those of the product in `make check`, which has 40 seconds.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.programs import run_program
+from tests.benchmarks.programs import ROOT, run_program
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 WAYS = ("processes", "without_log", "in_process", "in_process_without_log", "single")
 BATCHES = (1, 16, 64, 256)
+# Least model FLOP/s utilization of a GRPO step, as in docs/gpu.md.
+MFU_FLOORS = {"1.7B_8192": 0.42, "1.7B_16384": 0.42, "4B_8192": 0.38, "4B_16384": 0.38}
 CORRECTIONS = ("engine", "none", "tis", "icepop", "decoupled")
 KEYS: dict[str, tuple[str, ...]] = {
     "weights": (
@@ -74,3 +83,18 @@ KEYS: dict[str, tuple[str, ...]] = {
 def test_a_benchmark_prints_its_figures_as_one_json_line(program: str) -> None:
     figures = run_program(f"{program} --quick")
     assert all(figures[key] is not None for key in KEYS[program])
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_the_estimate_of_each_step_exceeds_its_floor() -> None:
+    figures = run_program("gpu.estimate")
+    found = {name: figures[f"{name}.mfu"] for name in MFU_FLOORS}
+    assert all(found[name] >= floor for name, floor in MFU_FLOORS.items()), found
+
+
+def test_the_types_of_the_programs_are_right() -> None:
+    pyright = Path(sys.executable).with_name("pyright")
+    checked = subprocess.run([pyright, "-p", "benchmarks"], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert checked.returncode == 0, checked.stdout
+    assert "0 errors" in checked.stdout

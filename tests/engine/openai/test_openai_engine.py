@@ -194,17 +194,15 @@ async def test_a_server_down_behind_a_proxy_is_lost_and_an_overloaded_server_is_
     server, lost = CompletionsServer(model_folder, "vllm", LONGEST), asyncio.get_running_loop().create_future()
     async with server.serving() as url:
         options: dict[str, Any] = {"sequence_tokens": LONGEST, "retry_delays_s": (), "on_engine_lost": lost.set_result}
-        engine = OpenAIEngine(url, load_tokenizer(model_folder), **options)
-        await engine.start()
-        server.failures = [503]
-        with pytest.raises(EngineFailure, match="503 overloaded"):
-            await engine.generate(request(1))
-        assert not lost.done()
-        server.is_down = True
-        with pytest.raises(EngineFailure, match="502 Bad Gateway"):
-            await engine.generate(request(1))
+        async with started(OpenAIEngine(url, load_tokenizer(model_folder), **options)) as (engine, _):
+            server.failures = [503]
+            with pytest.raises(EngineFailure, match="503 overloaded"):
+                await engine.generate(request(1))
+            assert not lost.done()
+            server.is_down = True
+            with pytest.raises(EngineFailure, match="502 Bad Gateway"):
+                await engine.generate(request(1))
         assert lost.result().startswith(f"{url}: the server no longer responds: ")
-        await engine.close()
 
 
 async def test_calls_above_max_running_wait(model_folder: Path) -> None:
@@ -255,9 +253,8 @@ async def test_a_start_error_names_problem_and_remedy(model_folder: Path, monkey
         monkeypatch.setenv("MY_KEY", "secret")
         with pytest.raises(EngineFailure, match="the server has no model 'big'; it serves small"):
             await make(url, api_key_variable="MY_KEY", model="big").start()
-        engine = make(url, api_key_variable="MY_KEY")
-        assert (await engine.start()).sequence_tokens == LONGEST
-        await engine.close()
+        async with started(make(url, api_key_variable="MY_KEY")) as (_, capacity):
+            assert capacity.sequence_tokens == LONGEST
         server.failures = [500]
         with pytest.raises(EngineFailure, match="500 overloaded"):
             await make(url, api_key_variable="MY_KEY").start()
