@@ -15,7 +15,7 @@ from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.learner import distributed
 from asterism.engine.model.hf_checkpoint import CheckpointError
 from asterism.engine.model.tokenizer import UnusableTokenizer
-from tests.engine.inference.cores import draw_request, generate
+from tests.engine.inference.cores import alone, draw_request
 from tests.engine.started_engines import started
 from tests.engine.tiny_models import save_small_model, small_config, small_model
 
@@ -42,8 +42,7 @@ def request(number: int) -> GenerationRequest:
 
 
 def expected(asked: GenerationRequest) -> list[int]:
-    core = EngineCore(small_model(config=CONFIG), Capacity(LONGEST, PAGE, LONGEST))
-    return generate(core, asked)[asked.sequence_id].token_ids.tolist()
+    return alone(small_model(config=CONFIG), asked).token_ids.tolist()
 
 
 @pytest.mark.slow

@@ -17,19 +17,18 @@ from tests.engine.inference.cores import (
     assert_greedy,
     fail_with_infinite_weights,
     generate,
+    new_core,
     step,
     submit,
 )
-from tests.engine.tiny_models import get_batch_invariant_matmul, random_ids, small_config, small_model
+from tests.engine.tiny_models import random_ids, small_config, small_model
 
 LONGEST = 48
 
 
-def core_with_rows(model: CausalLM, rows: int = 4, prefill_tokens: int = 512) -> EngineCore:
-    """Build a core that has pages and rows for `rows` sequences of the largest length."""
-    capacity = Capacity(kv_tokens=rows * LONGEST, page_tokens=PAGE, sequence_tokens=LONGEST)
-    matmul = get_batch_invariant_matmul(model.config)
-    return EngineCore(model, capacity, prefill_tokens=prefill_tokens, max_running=rows, matmul=matmul)
+def core_with_rows(model: CausalLM, rows: int = 4) -> EngineCore:
+    """Build a core that has rows for `rows` sequences, and pages for as many sequences of LONGEST tokens."""
+    return new_core(model, rows * LONGEST // PAGE, max_running=rows)
 
 
 @pytest.mark.slow
@@ -106,7 +105,7 @@ def test_an_idle_sequence_is_served_before_new_sequences(model: CausalLM) -> Non
 
 def test_used_tokens_count_whole_pages_of_running_and_idle_sequences(model: CausalLM) -> None:
     core = core_with_rows(model)
-    assert core.capacity == Capacity(4 * LONGEST, PAGE, LONGEST)
+    assert core.capacity == Capacity(4 * LONGEST, PAGE, 2 * LONGEST)
     for number in (1, 2):
         core.submit(GenerationRequest(number, random_ids(4, number), 6 * number))
     generate(core)  # 9 and 15 tokens are cached; the last token of a sequence has no entry in the cache

@@ -27,17 +27,14 @@ from tests.engine.openai.stream_behaviours import (
     make_stream,
 )
 from tests.engine.started_engines import started
-from tests.engine.tiny_models import write_tokenizer
 
 pytestmark = [pytest.mark.real_clock, pytest.mark.slow]
 OVERLOADED = Script([b'{"error": "slow down"}'], status=429, headers={"Content-Type": "application/json"})
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> FastTokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(folder)
-    return load_tokenizer(folder)
+def tokenizer(model_folder: Path) -> FastTokenizer:
+    return load_tokenizer(model_folder)
 
 
 @pytest.fixture(autouse=True)
@@ -104,11 +101,6 @@ async def test_the_stream_of_a_public_bug_report_with_comments_is_read(tokenizer
     lines = "\n".join(REPORTS["sse-01"]) + "\n"
     async with attached(ScriptedServer(Script([lines.encode()])), tokenizer) as engine:
         assert await ask(engine, tokenizer) == TEXT
-
-
-def test_each_outcome_has_at_least_forty_behaviours() -> None:
-    assert len(ANSWERED) >= 40
-    assert len(FAILED) >= 40
 
 
 @pytest.mark.parametrize("escaped", [True, False], ids=["escaped", "UTF-8"])
