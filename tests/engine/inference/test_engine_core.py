@@ -106,9 +106,8 @@ def test_an_idle_sequence_is_served_before_new_sequences(model: CausalLM) -> Non
 def test_used_tokens_count_whole_pages_of_running_and_idle_sequences(model: CausalLM) -> None:
     core = core_with_rows(model)
     assert core.capacity == Capacity(4 * LONGEST, PAGE, 2 * LONGEST)
-    for number in (1, 2):
-        core.submit(GenerationRequest(number, random_ids(4, number), 6 * number))
-    generate(core)  # 9 and 15 tokens are cached; the last token of a sequence has no entry in the cache
+    # 9 and 15 tokens are cached; the last token of a sequence has no entry in the cache.
+    generate(core, *(GenerationRequest(number, random_ids(4, number), 6 * number) for number in (1, 2)))
     assert (core.get_load().used_tokens, core.get_load().cached_tokens) == (4 * PAGE, 4 * PAGE)
     core.release_cache(1)
     core.release_cache(1)
@@ -128,13 +127,12 @@ def test_releasing_a_running_sequence_aborts_it_and_frees_its_row(model: CausalL
 
 
 def test_a_second_request_for_a_running_sequence_is_refused(model: CausalLM) -> None:
-    core = core_with_rows(model, rows=1)
-    core.submit(GenerationRequest(1, random_ids(4, 1), 20))
-    with pytest.raises(RequestRefused, match="sequence 1 is being generated already"):
-        core.submit(GenerationRequest(1, random_ids(4, 1), 20))
-    core.step()
-    with pytest.raises(RequestRefused, match="sequence 1 is being generated already"):
-        core.submit(GenerationRequest(1, random_ids(4, 1), 20))
+    core, request = core_with_rows(model, rows=1), GenerationRequest(1, random_ids(4, 1), 20)
+    core.submit(request)
+    for _ in range(2):  # before and after its first step
+        with pytest.raises(RequestRefused, match="sequence 1 is being generated already"):
+            core.submit(request)
+        core.step()
 
 
 @pytest.mark.parametrize("count", [1, 4])

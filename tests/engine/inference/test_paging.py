@@ -168,8 +168,7 @@ def test_eviction_starts_with_the_last_page_of_the_least_recently_used_sequence(
 def test_the_newest_request_is_preempted_and_resumes_with_the_same_tokens(model: CausalLM) -> None:
     core = new_core(model, pages=12)
     requests = [draw_request(number, 3 * PAGE, 6 * PAGE) for number in range(2)]
-    submit(core, requests)
-    found = generate(core)
+    found = generate(core, *requests)
     assert list(found) == [0, 1]
     assert_as_alone(model, found, *requests)
     load = core.get_load()

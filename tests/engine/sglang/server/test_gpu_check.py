@@ -36,10 +36,8 @@ def test_each_tensor_parallel_gpu_has_a_share_of_the_heads_and_at_least_one(mode
 
 
 def test_the_requested_cache_is_divided_among_replicas(model: Path) -> None:
-    assert (
-        check_memory_budget([GPU] * 2, make_requirements(model, engine=engine(1024), data_parallel=2)).min_cache_tokens
-        == 512
-    )
+    requirements = make_requirements(model, engine=engine(1024), data_parallel=2)
+    assert check_memory_budget([GPU] * 2, requirements).min_cache_tokens == 512
 
 
 def test_the_gpu_with_the_least_memory_determines_the_exact_limit(model: Path) -> None:
