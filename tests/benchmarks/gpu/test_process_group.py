@@ -1,4 +1,4 @@
-"""A section of benchmarks.gpu leaves no process, however it ends. Its error has the output of its run."""
+"""A section of benchmarks.gpu leaves no process, however it ends."""
 
 import json
 import signal
@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.process_group import MEMORY_VARIABLE, Finished
-from benchmarks.gpu.result_file import find_figures
 from tests.benchmarks.programs import ROOT, run_program
 from tests.processes import family, is_running
 
@@ -42,16 +41,6 @@ import subprocess
 from benchmarks.gpu.process_group import build_command, build_environment
 subprocess.run(build_command("-c", "import time; time.sleep(600)"), env=build_environment())
 """
-# A section that measures a run: `asterism run` with a number of steps, or a shell command in its place.
-MEASURED_RUN = """
-import sys
-from pathlib import Path
-from benchmarks.gpu import runs
-folder, steps, *shell = sys.argv[1:]
-if shell:
-    runs.build_command = lambda *_: ["sh", "-c", *shell]
-runs.run_asterism(Path(folder), {**runs.QUICK, "rl.steps": steps})
-"""
 DEMO = ("-m", "benchmarks.gpu", "--quick", "--only", "run_small")
 
 
@@ -80,17 +69,6 @@ def test_a_section_at_its_limit_leaves_no_temporary_files() -> None:
     finished = run_section(WITH_FILES)
     assert finished.code is None
     assert [Path(path).exists() for path in finished.output.split()] == [False, False]
-
-
-def test_a_sections_error_has_the_output_of_its_failed_run(tmp_path: Path) -> None:
-    error = str(find_figures(run_section(MEASURED_RUN, str(tmp_path), "-1", limit_s=100.0), 100.0)["error"])
-    assert "rl.steps" in error
-    assert error.endswith("asterism run ended with exit code 2")
-
-
-def test_a_sections_error_has_the_output_of_its_killed_run(tmp_path: Path) -> None:
-    finished = run_section(MEASURED_RUN, str(tmp_path), "1", "echo run demo, seed 0; sleep 600")
-    assert find_figures(finished, 4.0) == {"error": "no result after 4.0 s: run demo, seed 0"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
