@@ -8,6 +8,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 WAYS = ("processes", "without_log", "in_process", "in_process_without_log", "single")
 BATCHES = (1, 16, 64, 256)
+# Least model FLOP/s utilization of a GRPO step, as in docs/gpu.md.
+MFU_FLOORS = {"1.7B_8192": 0.42, "1.7B_16384": 0.42, "4B_8192": 0.38, "4B_16384": 0.38}
 CORRECTIONS = ("engine", "none", "tis", "icepop", "decoupled")
 KEYS: dict[str, tuple[str, ...]] = {
     "weights": (
@@ -74,3 +76,11 @@ KEYS: dict[str, tuple[str, ...]] = {
 def test_a_benchmark_prints_its_figures_as_one_json_line(program: str) -> None:
     figures = run_program(f"{program} --quick")
     assert all(figures[key] is not None for key in KEYS[program])
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_the_estimate_of_each_step_exceeds_its_floor() -> None:
+    figures = run_program("gpu.estimate")
+    found = {name: figures[f"{name}.mfu"] for name in MFU_FLOORS}
+    assert all(found[name] >= floor for name, floor in MFU_FLOORS.items()), found

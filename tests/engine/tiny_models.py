@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
+from asterism.engine.contract import Generation, GenerationRequest
 from asterism.engine.export.hf_export import save_model
 from asterism.engine.inference.kernels.batch_invariance import find_batch_invariant_matmul
 from asterism.engine.inference.kernels.matmul import Matmul
@@ -74,6 +75,20 @@ def score_packed(model: CausalLM, token_ids_T: Tensor, lengths: Sequence[int]) -
     tokens = ScoredTokens(torch.arange(len(token_ids_T)), token_ids_T.flip(0))
     scores: Any = model(token_ids_T[None], tokens=tokens, segments=build_segments(lengths))
     return scores.logprobs_N
+
+
+def compute_logprobs(model: CausalLM, asked: GenerationRequest, found: Generation) -> Tensor:
+    """Return the learner's log-probabilities of all tokens at each generated position, [N, V]; greedy: temperature 1."""
+    ids = torch.from_numpy(np.concatenate((asked.token_ids, found.token_ids))).long()
+    with torch.no_grad():
+        logits = model.compute_logits(model(ids[None])[0, len(asked.token_ids) - 1 : -1])
+    return (logits / (asked.sampling.temperature or 1.0)).log_softmax(-1)
+
+
+def measure_errors(model: CausalLM, asked: GenerationRequest, found: Generation) -> Tensor:
+    """Return the absolute error of each generated token's logprob, [N], relative to the learner's model."""
+    expected = compute_logprobs(model, asked, found).gather(-1, torch.from_numpy(found.token_ids).long()[:, None])
+    return (expected[:, 0] - torch.from_numpy(found.logprobs)).abs()
 
 
 def random_ids(length: int, seed: int) -> NDArray[np.int32]:

@@ -19,6 +19,7 @@ from asterism.engine.sglang.weights.checksums import ChecksumRegistry
 from asterism.engine.sglang.weights.disk_transport import DiskTransport
 from asterism.engine.weight_transfer.weight_layout import load_layout
 from tests.engine.contract.bench import Traits
+from tests.engine.started_engines import started
 from tests.engine.whole_publisher import WholePublisher
 from tests.sglang.serving import LONGEST
 
@@ -83,12 +84,8 @@ class SGLangBench:
     async def engine(
         self, *, scarce: bool = False, max_pending: int = 100
     ) -> AsyncGenerator[tuple[SGLangEngine, Capacity]]:
-        engine = self._build_engine(self._scarce if scarce else self._shared, max_pending)
-        try:
-            yield engine, await engine.start()
-        finally:
-            await engine.close()
-            await engine.close()
+        async with started(self._build_engine(self._scarce if scarce else self._shared, max_pending)) as running:
+            yield running
 
     def unstarted(self) -> SGLangEngine:
         return self._build_engine(self._shared, 100)

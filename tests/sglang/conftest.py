@@ -11,7 +11,7 @@ from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import COLD_START, whole_run
 from tests.sglang.bench import TRAITS, TRAITS_IN_BFLOAT16, SGLangBench, SharedServer
 from tests.sglang.runs import PATIENCE_S
-from tests.sglang.serving import make_roomy, make_scarce, save_tiny_model
+from tests.sglang.serving import LONGEST, make_requirements, make_scarce, save_tiny_model
 
 ROOMY_PORT, SCARCE_PORT = 31_300, 31_310
 
@@ -42,7 +42,7 @@ def servers(
     """Yield the server with a large cache, then the server with a small cache and a short queue."""
     folder = tmp_path_factory.mktemp("servers")
     shared = (
-        SharedServer(make_roomy(model, ROOMY_PORT), folder, "roomy"),
+        SharedServer(make_requirements(model, ROOMY_PORT, LONGEST), folder, "roomy"),
         SharedServer(make_scarce(model, SCARCE_PORT), folder, "scarce"),
     )
 

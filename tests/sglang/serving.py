@@ -29,14 +29,9 @@ def sglang(port: int = 31_000, arguments: tuple[str, ...] = (), **changes: objec
     )
 
 
-def make_requirements(model: Path, port: int = 31_000) -> ServerRequirements:
+def make_requirements(model: Path, port: int, sequence_tokens: int = SEQUENCE_TOKENS) -> ServerRequirements:
     engine = EngineConfig(kind="sglang", kv_tokens=8192, max_running=16)
-    return ServerRequirements(engine, sglang(port), model, SEQUENCE_TOKENS)
-
-
-def make_roomy(model: Path, port: int) -> ServerRequirements:
-    engine = EngineConfig(kind="sglang", kv_tokens=8192, max_running=16)
-    return ServerRequirements(engine, sglang(port), model, LONGEST)
+    return ServerRequirements(engine, sglang(port), model, sequence_tokens)
 
 
 def make_scarce(model: Path, port: int) -> ServerRequirements:

@@ -14,7 +14,6 @@ import torch
 
 from asterism.bus.messages import WeightsPublished
 from asterism.configs.run_folder import RunFolder
-from asterism.engine.contract import Generation, GenerationRequest
 from asterism.engine.learner.adapters.adapted_model import initialize_adapters
 from asterism.engine.learner.adapters.adapter_publisher import AdapterPublisher
 from asterism.engine.model.causal_lm import CausalLM
@@ -30,8 +29,11 @@ from asterism.engine.sglang.weights.checksums import ChecksumRegistry
 from asterism.engine.sglang.weights.transports import TensorTransport
 from asterism.engine.weight_transfer.weight_layout import get_layout
 from tests.actors.runs.running import from_cold_start_of, list_process_ids, metrics, read_log_entries, wait_until
-from tests.engine.contract.bench import learners_logprobs, request
+from tests.engine.contract.bench import request
 from tests.engine.learner.adapters.adapted_models import merge_adapters
+from tests.engine.started_engines import started
+from tests.engine.tiny_models import measure_errors
+from tests.engine.whole_publisher import publish
 from tests.processes import family
 from tests.sglang.bench import PAGE, BorrowedServer, SharedServer
 from tests.sglang.runs import (
@@ -43,7 +45,7 @@ from tests.sglang.runs import (
     get_process_name,
     running,
 )
-from tests.sglang.serving import LONGEST, make_roomy
+from tests.sglang.serving import LONGEST, make_requirements
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(2 * PATIENCE_S)]
 
@@ -70,16 +72,11 @@ class Adapted(NamedTuple):
         transport = AdapterTransport(whole, parameters, OPTIONS, torch.float32)
         server = BorrowedServer(self.shared)
         engine = SGLangEngine(server, transport, model=model, sequence_tokens=LONGEST, load_poll_s=0.05)
-        await engine.start()
-        try:
+        async with started(engine):
             yield engine
-        finally:
-            await engine.close()
 
     def publish(self, version: int) -> WeightsPublished:
-        published = self.publisher.publish(version)
-        assert published is not None
-        return published
+        return publish(self.publisher, version)
 
     def train(self, seed: int) -> CausalLM:
         """Change the adapters, and return a merged copy of the model."""
@@ -98,20 +95,13 @@ class Adapted(NamedTuple):
 @pytest.fixture(scope="module")
 def adapted(loop: asyncio.Runner, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Adapted]:
     folder = tmp_path_factory.mktemp("adapted")
-    shared = SharedServer(make_roomy(model, PORT)._replace(lora=OPTIONS), folder, "adapted")
+    shared = SharedServer(make_requirements(model, PORT, LONGEST)._replace(lora=OPTIONS), folder, "adapted")
     learner = load_model(model, torch.float32)
     add_adapters(learner, OPTIONS)
     initialize_adapters(learner, seed=0)
     loop.run(shared.start())
     yield Adapted(shared, folder, learner, AdapterPublisher(folder / "slots", learner, torch.float32, num_slots=3))
     loop.run(shared.close())
-
-
-def measure_errors(model: CausalLM, asked: GenerationRequest, found: Generation) -> torch.Tensor:
-    """Return the absolute error of each token's log probability, relative to the merged model's."""
-    expected = learners_logprobs(model, asked, found)
-    sampled = expected.gather(1, torch.from_numpy(found.token_ids).long()[:, None])[:, 0]
-    return (sampled - torch.from_numpy(found.logprobs)).abs()
 
 
 async def count_adapters(shared: SharedServer) -> int:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.engine.openai.openai_engine import OpenAIEngine
 from tests.engine.contract.bench import request
+from tests.engine.started_engines import started
 from tests.sglang.bench import SGLangBench
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
@@ -20,11 +21,9 @@ async def test_completions_have_the_tokens_and_logprobs_of_the_servers_own_api(b
         wanted = await own.generate(greedy)
         stop = int(wanted.token_ids[20])
         length = wanted.token_ids.tolist().index(stop) + 1
-        engine = OpenAIEngine(
-            bench._shared.server.url, load_tokenizer(bench.model), sequence_tokens=capacity.sequence_tokens
-        )
-        try:
-            assert (await engine.start()).sequence_tokens == capacity.sequence_tokens
+        url, tokenizer, longest = bench._shared.server.url, load_tokenizer(bench.model), capacity.sequence_tokens
+        async with started(OpenAIEngine(url, tokenizer, sequence_tokens=longest)) as (engine, served):
+            assert served.sequence_tokens == longest
             pieces = asyncio.Queue[NDArray[np.int32]]()
             found = await engine.generate(greedy, pieces.put_nowait)
             reported = np.concatenate([pieces.get_nowait() for _ in range(pieces.qsize())])
@@ -37,5 +36,3 @@ async def test_completions_have_the_tokens_and_logprobs_of_the_servers_own_api(b
             await pieces.get()
             engine.abort(2)
             assert (await call).finish == "abort"
-        finally:
-            await engine.close()

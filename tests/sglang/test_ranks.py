@@ -9,21 +9,12 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-import torch
 
 from asterism.engine.contract import Engine, EngineFailure, Generation, GenerationRequest
 from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.http_api import GenerateRequest, GenerateResponse
-from tests.engine.contract.bench import (
-    as_sequence,
-    changed_model,
-    continued,
-    learners_logprobs,
-    publish,
-    request,
-    tokens,
-    wait_until,
-)
+from tests.engine.contract.bench import as_sequence, changed_model, continued, publish, request, tokens, wait_until
+from tests.engine.tiny_models import measure_errors
 from tests.sglang.bench import PAGE, TRAITS, SGLangBench, SharedServer
 from tests.sglang.serving import make_replicated
 
@@ -122,9 +113,7 @@ async def test_new_weights_reach_both_ranks_during_turns(
         requests = [request(number, 40) for number in (23, 24)]
         for turn, generation in zip(requests, await asyncio.gather(*map(engine.generate, requests)), strict=True):
             assert set(generation.versions.tolist()) == {4}
-            expected = learners_logprobs(model, turn, generation)
-            sampled = expected.gather(1, torch.from_numpy(generation.token_ids).long()[:, None])[:, 0]
-            assert (sampled - torch.from_numpy(generation.logprobs)).abs().max() < TRAITS.logprob_error
+            assert measure_errors(model, turn, generation).max() < TRAITS.logprob_error
     assert ranks == {21: [0], 22: [1], 23: [0], 24: [1]}
 
 

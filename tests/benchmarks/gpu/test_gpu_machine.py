@@ -46,6 +46,7 @@ def test_runs_and_programs_can_be_imported_on_the_machine(environment: dict[str,
     assert not {"polars", "matplotlib", "aiodocker", "math_verify"} & set(done.stdout.split())
 
 
+@pytest.mark.nightly  # `make test` runs the imports above, and tests/analysis/test_run_figures.py
 def test_a_run_on_the_machine_ends_without_figures(environment: dict[str, str], tmp_path: Path) -> None:
     parameters = "prepare.parameters={num_train_questions = 64, num_test_questions = 16, num_sft_dialogues = 64}"
     settings = (parameters, "sandbox.backend=process", "sft.steps=2", "sft.batch_size=16")

@@ -5,42 +5,49 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu.process_group import MEMORY_VARIABLE, Finished
 from tests.benchmarks.programs import ROOT, run_program
 from tests.processes import family, is_running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-# A section whose processes leave its process group and its session, and ignore SIGTERM.
-STUBBORN = """
-import os, signal, subprocess, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-code = "import os, signal, time; signal.signal(15, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(600)"
-with open(sys.argv[1], "a") as file:
-    children = [subprocess.Popen([sys.executable, "-c", code], stdout=file, start_new_session=True) for _ in range(2)]
-    time.sleep(600)
-"""
-RUN_STUBBORN = """
-import sys
+# Runs a section in a process of its own, because run_limited kills all children of its process.
+RUN_LIMITED = """
+import json, sys
 from benchmarks.gpu.process_group import adopt_orphans, run_limited
 adopt_orphans()
-print(run_limited(["-c", sys.argv[1], sys.argv[2]], 4.0).code)
+print(json.dumps(run_limited(["-c", *sys.argv[2:]], float(sys.argv[1]))))
 """
-RUN_WITH_FILES = """
-import os, subprocess, sys
-from pathlib import Path
-from benchmarks.gpu.process_group import MEMORY_VARIABLE, adopt_orphans, run_limited
-adopt_orphans()
-code = f"import os, tempfile, time; print(tempfile.mkdtemp(), tempfile.mkdtemp(dir=os.environ[{MEMORY_VARIABLE!r}]), flush=True); time.sleep(60)"
-finished = run_limited(["-c", code], 4.0)
-print(finished.code, *(Path(path).exists() for path in finished.output.split()))
+# A section whose processes leave its process group and its session, and ignore SIGTERM.
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+code = "import os, signal, time; signal.signal(15, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(600)"
+children = [subprocess.Popen([sys.executable, "-c", code], start_new_session=True) for _ in range(2)]
+time.sleep(600)
+"""
+WITH_FILES = f"""
+import os, tempfile, time
+print(tempfile.mkdtemp(), tempfile.mkdtemp(dir=os.environ[{MEMORY_VARIABLE!r}]), flush=True)
+time.sleep(600)
+"""
+WITH_CHILD = """
+import subprocess
+from benchmarks.gpu.process_group import build_command, build_environment
+subprocess.run(build_command("-c", "import time; time.sleep(600)"), env=build_environment())
 """
 DEMO = ("-m", "benchmarks.gpu", "--quick", "--only", "run_small")
+
+
+def run_section(code: str, *arguments: str, limit_s: float = 4.0) -> Finished:
+    command = [sys.executable, "-c", RUN_LIMITED, str(limit_s), code, *arguments]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
+    return Finished(*json.loads(done.stdout))
 
 
 def wait_until(condition: Callable[[], object], limit_s: float = 120.0) -> None:
@@ -50,46 +57,41 @@ def wait_until(condition: Callable[[], object], limit_s: float = 120.0) -> None:
         time.sleep(0.05)
 
 
-@contextmanager
-def starting(*arguments: str) -> Generator[subprocess.Popen[str]]:
-    """Start a program, and kill it at the end of the context."""
-    process = subprocess.Popen([sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def test_a_section_at_its_limit_is_killed_with_processes_outside_its_group(tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
-    with starting("-c", RUN_STUBBORN, STUBBORN, str(pids)) as process:
-        output, _ = process.communicate(timeout=60)
-    assert output.strip() == "None"
-    left = [int(pid) for pid in pids.read_text().split()]
-    assert len(left) == 2
-    assert not [pid for pid in left if is_running(pid)]
+def test_a_section_at_its_limit_is_killed_with_processes_outside_its_group() -> None:
+    finished = run_section(STUBBORN)
+    assert finished.code is None
+    pids = [int(pid) for pid in finished.output.split()]
+    assert len(pids) == 2
+    assert not [pid for pid in pids if is_running(pid)]
 
 
 def test_a_section_at_its_limit_leaves_no_temporary_files() -> None:
-    with starting("-c", RUN_WITH_FILES) as process:
-        output, _ = process.communicate(timeout=60)
-    assert output.split() == ["None", "False", "False"]
+    finished = run_section(WITH_FILES)
+    assert finished.code is None
+    assert [Path(path).exists() for path in finished.output.split()] == [False, False]
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(
-    "number",
-    [signal.SIGKILL, *(pytest.param(each, marks=pytest.mark.nightly) for each in (signal.SIGTERM, signal.SIGINT))],
+    ("arguments", "num_processes"),
+    [(("-c", RUN_LIMITED, "600", WITH_CHILD), 3), pytest.param(DEMO, 5, marks=pytest.mark.nightly)],
+    ids=["child", "run"],
 )
-def test_a_measured_run_ends_with_the_program(number: signal.Signals) -> None:
-    """The program, the section, the launcher and the processes of the run end: five processes or more."""
-    with starting(*DEMO) as process:
-        wait_until(lambda: len(family(process.pid)) >= 5)
+def test_a_measured_run_ends_with_the_program(
+    arguments: tuple[str, ...], num_processes: int, number: signal.Signals
+) -> None:
+    """The program, the section and its child end. A run has five processes or more: also its launcher's processes."""
+    process = subprocess.Popen([sys.executable, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: len(family(process.pid)) >= num_processes)
         members = family(process.pid)
         process.send_signal(number)
         code = process.wait(60)
         if number == signal.SIGKILL:  # each generation is killed when its parents have died
             wait_until(lambda: not any(map(is_running, members)), 20.0)
+    finally:
+        process.kill()
+        process.wait()
     assert code == {signal.SIGTERM: 128 + number, signal.SIGINT: -number, signal.SIGKILL: -number}[number]
     assert not [pid for pid in members if is_running(pid)]
 

@@ -14,9 +14,10 @@ from benchmarks.gpu.weight_engine import ENGINE_DTYPE, EngineFailed, WeightEngin
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
-@pytest.fixture
-def engine(tmp_path: Path) -> Generator[WeightEngine]:
-    with running_engine(build_small_config(), torch.device("cpu"), tmp_path) as engine:
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Generator[WeightEngine]:
+    """Yield the engine of both tests, because its process imports torch. The second test ends the process."""
+    with running_engine(build_small_config(), torch.device("cpu"), tmp_path_factory.mktemp("engine")) as engine:
         yield engine
 
 

@@ -125,11 +125,3 @@ def changed_model(bench: Bench, seed: int = 1) -> CausalLM:
 
 def publish(bench: Bench, version: int, model: CausalLM) -> WeightsPublished:
     return bench.publisher.publish(version, dict(model.named_parameters()))
-
-
-def learners_logprobs(model: CausalLM, asked: GenerationRequest, found: Generation) -> torch.Tensor:
-    """Return the log-probabilities of all tokens at each generated position, [N, V]. Greedy turns use temperature 1."""
-    ids = torch.from_numpy(np.concatenate((asked.token_ids, found.token_ids))).long()
-    with torch.no_grad():
-        logits = model.compute_logits(model(ids[None])[0, len(asked.token_ids) - 1 : -1])
-    return (logits / (asked.sampling.temperature or 1.0)).log_softmax(-1)

@@ -13,17 +13,8 @@ from numpy.typing import NDArray
 from asterism.engine.contract import Engine, EngineFailure, Generation, GenerationRequest, RequestRefused
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.hf_checkpoint import load_model
-from tests.engine.contract.bench import (
-    Bench,
-    as_sequence,
-    changed_model,
-    continued,
-    learners_logprobs,
-    posted,
-    publish,
-    request,
-    tokens,
-)
+from tests.engine.contract.bench import Bench, as_sequence, changed_model, continued, posted, publish, request, tokens
+from tests.engine.tiny_models import compute_logprobs
 
 _logger = structlog.get_logger()
 
@@ -58,7 +49,7 @@ def _check(bench: Bench, model: CausalLM, asked: GenerationRequest, found: Gener
     """Compare logprobs. A greedy token's logprob can be lower than the maximum by twice the logprob error."""
     counts = len(found.token_ids), len(found.logprobs), len(found.versions)
     assert counts == (asked.max_new_tokens,) * 3
-    wanted = learners_logprobs(model, asked, found)
+    wanted = compute_logprobs(model, asked, found)
     sampled = wanted.gather(-1, torch.from_numpy(found.token_ids).long()[:, None])
     errors = np.abs(found.logprobs - sampled[:, 0].numpy())
     _logger.info("logprobs.compared", mean=float(errors.mean()), max=float(errors.max()), tokens=len(errors))

@@ -12,6 +12,7 @@ from asterism.engine.contract import Capacity, Engine
 from asterism.engine.inference.embedded import EmbeddedEngine
 from tests.engine.contract import CASES, IN_LOW_PRECISION, Case, sentence
 from tests.engine.contract.bench import Traits
+from tests.engine.started_engines import started
 from tests.engine.whole_publisher import WholePublisher
 
 pytestmark = [pytest.mark.real_clock, pytest.mark.slow]
@@ -32,11 +33,8 @@ class EmbeddedBench:
     ) -> AsyncGenerator[tuple[EmbeddedEngine, Capacity]]:
         before = set(threading.enumerate())
         engine = self._made(1024 if scarce else 2 * RUNNING * LONGEST, 16 if scarce else RUNNING, max_pending)
-        try:
-            yield engine, await engine.start()
-        finally:
-            await engine.close()
-            await engine.close()
+        async with started(engine) as running:
+            yield running
         assert "embedded-engine" not in [thread.name for thread in set(threading.enumerate()) - before]
 
     def unstarted(self) -> EmbeddedEngine:

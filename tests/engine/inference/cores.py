@@ -1,18 +1,15 @@
 """Small engine cores and references for their tokens: a batch with one request, and the training forward."""
 
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from asterism.engine.contract import Capacity, EngineFailure, Generation, GenerationRequest
 from asterism.engine.inference.cuda_graphs import GraphCapture
-from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.inference.engine_core import EngineCore
+from asterism.engine.inference.kernels.matmul import Matmul
 from asterism.engine.model.causal_lm import CausalLM
-from tests.engine.tiny_models import get_batch_invariant_matmul, random_ids
+from tests.engine.tiny_models import compute_logprobs, get_batch_invariant_matmul, measure_errors, random_ids
 
 LONGEST = 96
 PAGE = 8
@@ -26,6 +23,7 @@ def new_core(
     prefill_tokens: int = 512,
     max_running: int = 256,
     capture: GraphCapture | None = None,
+    matmul: Matmul | None = None,
     overlaps_steps: bool = False,
 ) -> EngineCore:
     capacity = Capacity(pages * page_tokens, page_tokens, min(LONGEST, pages * page_tokens))
@@ -35,19 +33,9 @@ def new_core(
         prefill_tokens=prefill_tokens,
         max_running=max_running,
         capture=capture,
-        matmul=get_batch_invariant_matmul(model.config),
+        matmul=matmul or get_batch_invariant_matmul(model.config),
         overlaps_steps=overlaps_steps,
     )
-
-
-@asynccontextmanager
-async def running(engine: EmbeddedEngine) -> AsyncIterator[EmbeddedEngine]:
-    """Start the engine, and close it at the end, even if the start fails."""
-    try:
-        await engine.start()
-        yield engine
-    finally:
-        await engine.close()
 
 
 def step(core: EngineCore, steps: int = 1) -> dict[int, Generation]:
@@ -86,8 +74,13 @@ def fail_with_infinite_weights(core: EngineCore, name: str, whole: CausalLM) -> 
     core.install_weights(2, weights)
 
 
-def alone(model: CausalLM, request: GenerationRequest) -> Generation:
-    return generate(new_core(model, page_tokens=32), request)[request.sequence_id]
+def draw_request(number: int, prompt_tokens: int, new_tokens: int, *stops: int) -> GenerationRequest:
+    ids = random_ids(prompt_tokens, number)
+    return GenerationRequest(number, ids, new_tokens, stop_token_ids=stops, seed=number)
+
+
+def alone(model: CausalLM, request: GenerationRequest, matmul: Matmul | None = None) -> Generation:
+    return generate(new_core(model, page_tokens=32, matmul=matmul), request)[request.sequence_id]
 
 
 def assert_same(found: Generation, wanted: Generation) -> None:
@@ -102,16 +95,11 @@ def assert_as_alone(model: CausalLM, found: dict[int, Generation], *requests: Ge
         assert_same(found[request.sequence_id], alone(model, request))
 
 
-def assert_greedy(model: CausalLM, ids: NDArray[np.int32], found: Generation) -> None:
+def assert_greedy(model: CausalLM, asked: GenerationRequest, found: Generation) -> None:
     """Check by a training forward of the whole sequence that each token is the most likely one after its prefix."""
-    tokens = torch.tensor(np.concatenate((ids, found.token_ids)), dtype=torch.int64)
-    logits = model.compute_logits(model(tokens[None])[0, len(ids) - 1 : -1])
-    assert found.token_ids.tolist() == logits.argmax(-1).tolist()
+    assert found.token_ids.tolist() == compute_logprobs(model, asked, found).argmax(-1).tolist()
 
 
-def training_logprobs(
-    model: CausalLM, ids: NDArray[np.int32], generated: NDArray[np.int32], temperature: float
-) -> NDArray[np.float32]:
-    tokens = torch.tensor(np.concatenate((ids, generated)), dtype=torch.int64)
-    logits = model.compute_logits(model(tokens[None])[0])[len(ids) - 1 : -1] / temperature
-    return logits.log_softmax(-1).gather(-1, tokens[len(ids) :, None]).squeeze(-1).numpy()
+def assert_logprobs(model: CausalLM, asked: GenerationRequest, found: Generation) -> None:
+    """Check that the logprobs of the generated tokens equal those of the training forward."""
+    assert measure_errors(model, asked, found).max() < 1e-4

@@ -2,13 +2,13 @@
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from asterism.configs.schema.algorithm import GREEDY
-from asterism.engine.contract import Capacity, Generation, GenerationRequest
+from asterism.engine.contract import Capacity, GenerationRequest
 from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.inference.fused_weights import FusedWeights
@@ -21,38 +21,32 @@ from tests.engine.inference.cores import (
     alone,
     assert_as_alone,
     assert_greedy,
+    assert_logprobs,
     assert_same,
+    draw_request,
     generate,
     new_core,
-    running,
-    training_logprobs,
 )
 from tests.engine.inference.recorded_graph import Recorded
 from tests.engine.model.transformers_reference import SCALINGS, scaled_architecture
+from tests.engine.started_engines import started
 from tests.engine.tiny_models import random_ids, save_small_model, small_architecture, small_model
 
-REQUESTS = [GenerationRequest(number, random_ids(3 + 9 * number, number), 12, seed=number) for number in range(5)]
+REQUESTS = [draw_request(number, 3 + 9 * number, 12) for number in range(5)]
 DENSE = [model_type for model_type, architecture in ARCHITECTURES.items() if not architecture.has_experts]
 
 
-def generate_all(model: CausalLM, *, prefill_tokens: int, rows: int) -> dict[int, Generation]:
-    core = EngineCore(model, Capacity(512, 8, 96), prefill_tokens=prefill_tokens, max_running=rows)
-    return generate(core, *REQUESTS)
-
-
-def assert_logprobs(model: CausalLM, found: dict[int, Generation]) -> None:
-    """Check that the logprobs of generated tokens equal those of the training forward."""
+def assert_generates_as_trained(model: CausalLM, **options: Any) -> None:
+    found = generate(EngineCore(model, Capacity(512, 8, 96), **options), *REQUESTS)
     for request in REQUESTS:
-        generation = found[request.sequence_id]
-        wanted = training_logprobs(model, request.token_ids, generation.token_ids, 1.0)
-        assert np.abs(generation.logprobs - wanted).max() < 1e-4
+        assert_logprobs(model, request, found[request.sequence_id])
 
 
 @pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_batches_and_chunks_give_the_logprobs_of_the_training_forward(model_type: str, rows: int) -> None:
     model = small_model(config=small_architecture(model_type))
-    assert_logprobs(model, generate_all(model, prefill_tokens=7, rows=rows))
+    assert_generates_as_trained(model, prefill_tokens=7, max_running=rows)
 
 
 @pytest.mark.slow
@@ -60,15 +54,13 @@ def test_batches_and_chunks_give_the_logprobs_of_the_training_forward(model_type
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_greedy_tokens_equal_the_training_forward(model_type: str, tied: bool) -> None:
     model = small_model(config=small_architecture(model_type, tie_word_embeddings=tied))
-    found = generate(new_core(model), GenerationRequest(1, random_ids(8, 0), 20, GREEDY))
-    assert_greedy(model, random_ids(8, 0), found[1])
+    request = GenerationRequest(1, random_ids(8, 0), 20, GREEDY)
+    assert_greedy(model, request, generate(new_core(model), request)[1])
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_a_model_with_any_rope_scaling_is_decoded(scaling: str) -> None:
-    config = scaled_architecture("llama", scaling)
-    model = small_model(config=config)
-    assert_logprobs(model, generate_all(model, prefill_tokens=512, rows=4))
+    assert_generates_as_trained(small_model(config=scaled_architecture("llama", scaling)), max_running=4)
 
 
 @pytest.mark.slow
@@ -102,9 +94,8 @@ def test_graphs_decode_experts_with_grouped_products(monkeypatch: pytest.MonkeyP
         return True
 
     monkeypatch.setattr(experts, "supports_grouped_mm", always)
-    model, capture = small_model(config=small_architecture("qwen3_moe")), Recorded()
-    core = EngineCore(model, Capacity(512, 8, 96), capture=capture)
-    assert_logprobs(model, generate(core, *REQUESTS))
+    capture = Recorded()
+    assert_generates_as_trained(small_model(config=small_architecture("qwen3_moe")), capture=capture)
     assert capture.replays > capture.graphs
 
 
@@ -118,7 +109,7 @@ async def test_the_error_of_a_strict_engine_for_experts_names_file_and_remedy(tm
     folder, _ = save_architecture(tmp_path, "qwen3_moe")
     message = r'config\.json has model_type qwen3_moe: .*set determinism to "fast"'
     with pytest.raises(NotBatchInvariant, match=message):
-        async with running(EmbeddedEngine(folder, Capacity(96, 8, 96), strict=True)):
+        async with started(EmbeddedEngine(folder, Capacity(96, 8, 96), strict=True)):
             pass
 
 
@@ -127,6 +118,6 @@ async def test_the_error_of_a_strict_engine_for_experts_names_file_and_remedy(tm
 async def test_a_strict_engine_starts_with_every_dense_architecture(tmp_path: Path, model_type: str) -> None:
     folder, config = save_architecture(tmp_path, model_type)
     engine = EmbeddedEngine(folder, Capacity(96, 8, 96), strict=True, prefill_tokens=16, max_running=4)
-    async with running(engine):
-        found = await engine.generate(GenerationRequest(1, random_ids(8, 0), 6, GREEDY))
-    assert_greedy(small_model(config=config), random_ids(8, 0), found)
+    async with started(engine):
+        request = GenerationRequest(1, random_ids(8, 0), 6, GREEDY)
+        assert_greedy(small_model(config=config), request, await engine.generate(request))

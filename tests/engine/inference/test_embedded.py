@@ -5,21 +5,19 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from asterism.configs.schema.algorithm import GREEDY
 from asterism.engine.contract import Capacity, EngineFailure, GenerationRequest
 from asterism.engine.inference.embedded import DeviceMissing, EmbeddedEngine, select_device
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.learner import distributed
 from asterism.engine.model.hf_checkpoint import CheckpointError
 from asterism.engine.model.tokenizer import UnusableTokenizer
-from tests.engine.inference.cores import generate, running
-from tests.engine.tiny_models import random_ids, save_small_model, small_config, small_model
+from tests.engine.inference.cores import alone, draw_request
+from tests.engine.started_engines import started
+from tests.engine.tiny_models import save_small_model, small_config, small_model
 
 pytestmark = pytest.mark.real_clock
 LONGEST = 400
@@ -32,29 +30,25 @@ async def running_engine(model_folder: Path, *, rows: int = 4) -> AsyncIterator[
     """Start an engine, close it at the end, and check that its thread ends."""
     before = set(threading.enumerate())
     engine = EmbeddedEngine(model_folder, Capacity(rows * LONGEST + 5, PAGE, LONGEST), max_running=rows)
-    assert await engine.start() == Capacity(rows * LONGEST, PAGE, LONGEST)
-    try:
+    async with started(engine) as (_, capacity):
+        assert capacity == Capacity(rows * LONGEST, PAGE, LONGEST)
         yield engine
-    finally:
-        await engine.close()
-        await engine.close()
     left = [thread.name for thread in set(threading.enumerate()) - before]
     assert [name for name in left if not name.startswith("asyncio_")] == []  # threads of the event loop can stay
 
 
-def request(number: int, new_tokens: int = 12) -> GenerationRequest:
-    return GenerationRequest(number, random_ids(4 + number, number), new_tokens, seed=number)
+def request(number: int) -> GenerationRequest:
+    return draw_request(number, 4 + number, 12)
 
 
 def expected(asked: GenerationRequest) -> list[int]:
-    core = EngineCore(small_model(config=CONFIG), Capacity(LONGEST, PAGE, LONGEST))
-    return generate(core, asked)[asked.sequence_id].token_ids.tolist()
+    return alone(small_model(config=CONFIG), asked).token_ids.tolist()
 
 
 @pytest.mark.slow
 async def test_two_engines_in_one_process_do_not_affect_each_other(model_folder: Path) -> None:
     async with running_engine(model_folder) as engine:
-        async with running(EmbeddedEngine(model_folder, Capacity(2 * LONGEST, 8, LONGEST))) as other:
+        async with started(EmbeddedEngine(model_folder, Capacity(2 * LONGEST, 8, LONGEST))) as (other, _):
             calls = (one.generate(request(number)) for number in range(3) for one in (engine, other))
             found = [generation.token_ids.tolist() for generation in await asyncio.gather(*calls)]
         assert found == [expected(request(number)) for number in range(3) for _ in range(2)]
@@ -83,32 +77,6 @@ async def test_a_tokenizer_of_another_model_fails_the_start(tmp_path: Path) -> N
         UnusableTokenizer, match=r"tokenizer\.json has token ids up to .*config\.json has vocab_size 97"
     ):
         await EmbeddedEngine(folder, Capacity(LONGEST, PAGE, LONGEST)).start()
-
-
-@pytest.mark.slow
-async def test_greedy_tokens_equal_transformers_generate(model_folder: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    theirs: Any = AutoModelForCausalLM.from_pretrained(model_folder)
-    lengths = (1, 5, 17, 40, 3, 90)
-    async with running_engine(model_folder, rows=3) as engine:
-
-        async def answer(number: int, length: int) -> None:
-            ids, count = random_ids(length, number), 10 + 15 * number
-            found = await engine.generate(GenerationRequest(number, ids, count, GREEDY))
-            engine.release_cache(number)
-            prompt = torch.from_numpy(ids.astype(np.int64))[None]
-            wanted = theirs.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
-                do_sample=False,
-                max_new_tokens=count,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-            assert found.token_ids.tolist() == wanted[0, length:].tolist()
-
-        await asyncio.gather(*(answer(number, length) for number, length in enumerate(lengths)))
 
 
 def see(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:

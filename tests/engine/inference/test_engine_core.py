@@ -17,19 +17,18 @@ from tests.engine.inference.cores import (
     assert_greedy,
     fail_with_infinite_weights,
     generate,
+    new_core,
     step,
     submit,
 )
-from tests.engine.tiny_models import get_batch_invariant_matmul, random_ids, small_config, small_model
+from tests.engine.tiny_models import random_ids, small_config, small_model
 
 LONGEST = 48
 
 
-def core_with_rows(model: CausalLM, rows: int = 4, prefill_tokens: int = 512) -> EngineCore:
-    """Build a core that has pages and rows for `rows` sequences of the largest length."""
-    capacity = Capacity(kv_tokens=rows * LONGEST, page_tokens=PAGE, sequence_tokens=LONGEST)
-    matmul = get_batch_invariant_matmul(model.config)
-    return EngineCore(model, capacity, prefill_tokens=prefill_tokens, max_running=rows, matmul=matmul)
+def core_with_rows(model: CausalLM, rows: int = 4) -> EngineCore:
+    """Build a core that has rows for `rows` sequences, and pages for as many sequences of LONGEST tokens."""
+    return new_core(model, rows * LONGEST // PAGE, max_running=rows)
 
 
 @pytest.mark.slow
@@ -48,7 +47,7 @@ def test_greedy_decoding_equals_the_training_forward_while_sequences_join_and_le
         found |= ended
     for request in requests:
         generation = found[request.sequence_id]
-        assert_greedy(model, request.token_ids, generation)
+        assert_greedy(model, request, generation)
         assert len(generation.token_ids) == request.max_new_tokens
         assert generation.finish == "length"
 
@@ -82,8 +81,9 @@ def test_a_second_turn_can_be_shorter(model: CausalLM) -> None:
 
 
 def test_a_sequence_can_grow_to_the_largest_length(model: CausalLM) -> None:
-    found = alone(model, GenerationRequest(1, random_ids(8, 0), LONGEST - 8, GREEDY))
-    assert_greedy(model, random_ids(8, 0), found)
+    request = GenerationRequest(1, random_ids(8, 0), LONGEST - 8, GREEDY)
+    found = alone(model, request)
+    assert_greedy(model, request, found)
     assert len(found.token_ids) == LONGEST - 8
 
 
@@ -105,10 +105,9 @@ def test_an_idle_sequence_is_served_before_new_sequences(model: CausalLM) -> Non
 
 def test_used_tokens_count_whole_pages_of_running_and_idle_sequences(model: CausalLM) -> None:
     core = core_with_rows(model)
-    assert core.capacity == Capacity(4 * LONGEST, PAGE, LONGEST)
-    for number in (1, 2):
-        core.submit(GenerationRequest(number, random_ids(4, number), 6 * number))
-    generate(core)  # 9 and 15 tokens are cached; the last token of a sequence has no entry in the cache
+    assert core.capacity == Capacity(4 * LONGEST, PAGE, 2 * LONGEST)
+    # 9 and 15 tokens are cached; the last token of a sequence has no entry in the cache.
+    generate(core, *(GenerationRequest(number, random_ids(4, number), 6 * number) for number in (1, 2)))
     assert (core.get_load().used_tokens, core.get_load().cached_tokens) == (4 * PAGE, 4 * PAGE)
     core.release_cache(1)
     core.release_cache(1)
@@ -128,13 +127,12 @@ def test_releasing_a_running_sequence_aborts_it_and_frees_its_row(model: CausalL
 
 
 def test_a_second_request_for_a_running_sequence_is_refused(model: CausalLM) -> None:
-    core = core_with_rows(model, rows=1)
-    core.submit(GenerationRequest(1, random_ids(4, 1), 20))
-    with pytest.raises(RequestRefused, match="sequence 1 is being generated already"):
-        core.submit(GenerationRequest(1, random_ids(4, 1), 20))
-    core.step()
-    with pytest.raises(RequestRefused, match="sequence 1 is being generated already"):
-        core.submit(GenerationRequest(1, random_ids(4, 1), 20))
+    core, request = core_with_rows(model, rows=1), GenerationRequest(1, random_ids(4, 1), 20)
+    core.submit(request)
+    for _ in range(2):  # before and after its first step
+        with pytest.raises(RequestRefused, match="sequence 1 is being generated already"):
+            core.submit(request)
+        core.step()
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -142,16 +140,15 @@ def test_a_second_request_for_a_running_sequence_is_refused(model: CausalLM) -> 
 def test_logits_that_are_not_finite_fail_only_their_request(matrix: str, count: int) -> None:
     core, whole = core_with_rows(small_model()), small_model()
     fail_with_infinite_weights(core, f"model.layers.0.{matrix}.weight", whole)
-    requests = (GenerationRequest(number, random_ids(3, number), 3, GREEDY) for number in range(2, 2 + count))
-    for number, found in generate(core, *requests).items():
-        assert_greedy(whole, random_ids(3, number), found)
+    requests = {number: GenerationRequest(number, random_ids(3, number), 3, GREEDY) for number in range(2, 2 + count)}
+    for number, found in generate(core, *requests.values()).items():
+        assert_greedy(whole, requests[number], found)
 
 
 @pytest.mark.parametrize("config", [small_config(tie_word_embeddings=False), small_config(num_kv_heads=4)])
 def test_models_of_other_shapes_decode_like_the_training_forward(config: DecoderConfig) -> None:
-    other = small_model(config=config)
-    found = alone(other, GenerationRequest(1, random_ids(8, 0), 12, GREEDY))
-    assert_greedy(other, random_ids(8, 0), found)
+    other, request = small_model(config=config), GenerationRequest(1, random_ids(8, 0), 12, GREEDY)
+    assert_greedy(other, request, alone(other, request))
 
 
 def test_a_capacity_without_room_for_a_sequence_is_refused(model: CausalLM) -> None:

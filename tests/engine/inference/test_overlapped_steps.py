@@ -18,14 +18,13 @@ from tests.engine.inference.cores import (
     alone,
     assert_as_alone,
     assert_same,
+    draw_request,
     fail_with_infinite_weights,
     generate,
     new_core,
     submit,
 )
-from tests.engine.inference.recorded_graph import Recorded
-from tests.engine.inference.test_paging import random_life
-from tests.engine.tiny_models import random_ids, small_config, small_model
+from tests.engine.tiny_models import small_model
 
 MODEL, NEW_MODEL = small_model(), small_model(seed=5)
 STOPS = (3, 11, 19, 40, 57, 80)
@@ -34,7 +33,7 @@ STOPS = (3, 11, 19, 40, 57, 80)
 def request(
     number: int, new_tokens: int = 24, stops: tuple[int, ...] = STOPS, prompt_tokens: int = 9
 ) -> GenerationRequest:
-    return GenerationRequest(number, random_ids(prompt_tokens, number), new_tokens, stop_token_ids=stops, seed=number)
+    return draw_request(number, prompt_tokens, new_tokens, *stops)
 
 
 def assert_equal(found: Generation, wanted: Generation) -> None:
@@ -177,16 +176,6 @@ def test_preemption_waits_until_launched_tokens_are_known() -> None:
     assert_as_alone(MODEL, generate(core, *requests), *requests)
     load = core.get_load()
     assert (load.preempted, load.recomputed_tokens, load.generated_tokens) == (1, 6 * PAGE, 2 * 6 * PAGE)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("graphs", [False, True])
-def test_sharing_eviction_and_preemption_do_not_change_bits(seed: int, graphs: bool) -> None:
-    model = small_model(config=small_config(num_kv_heads=1))
-    capture = Recorded() if graphs else None
-    load = random_life(model, seed, pages=30, page_tokens=5, prefill_tokens=23, capture=capture, overlaps_steps=True)
-    assert min(load.evicted_tokens, load.preempted) > 0
 
 
 # ---------------------------------------------------------------- busy time

@@ -1,23 +1,28 @@
 """Tests of the difference between logprobs of the engine and transformers, in float32 and bfloat16 (docs/engine.md)."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
+from asterism.configs.schema.algorithm import GREEDY
 from asterism.engine.contract import Capacity, Generation, GenerationRequest
+from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.model.architectures import ARCHITECTURES
 from asterism.engine.model.causal_lm import CausalLM
-from tests.engine.inference.cores import generate
+from tests.engine.inference.cores import draw_request, generate
 from tests.engine.model.transformers_reference import SCALINGS, load_reference, scaled_architecture
+from tests.engine.started_engines import started
 from tests.engine.tiny_models import random_ids, small_config, small_model
 
 pytestmark = pytest.mark.slow  # imports transformers
-REQUESTS = [GenerationRequest(number, random_ids(8 + 5 * number, number), 60, seed=number) for number in range(8)]
+REQUESTS = [draw_request(number, 8 + 5 * number, 60) for number in range(8)]
 CONFIGS = [
     small_config(vocab_size=280),
     small_config(vocab_size=280, num_kv_heads=1),
@@ -81,3 +86,29 @@ def test_bfloat16_logprobs_differ_within_the_documented_bounds(tmp_path: Path, n
         assert np.quantile(differences, 0.99) < 0.15  # measured: 0.10
         assert differences.max() < 0.6  # measured: 0.31
     assert np.abs(join_logprobs(found) - exact(found)).mean() < 1.2 * np.abs(low(found) - exact(found)).mean()
+
+
+@pytest.mark.real_clock
+async def test_greedy_tokens_equal_transformers_generate(model_folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    theirs: Any = AutoModelForCausalLM.from_pretrained(model_folder)
+    lengths = (1, 5, 17, 40, 3, 90)
+    async with started(EmbeddedEngine(model_folder, Capacity(1200, 16, 400), max_running=3)) as (engine, _):
+
+        async def answer(number: int, length: int) -> None:
+            ids, count = random_ids(length, number), 10 + 15 * number
+            found = await engine.generate(GenerationRequest(number, ids, count, GREEDY))
+            engine.release_cache(number)
+            prompt = torch.from_numpy(ids.astype(np.int64))[None]
+            wanted = theirs.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                do_sample=False,
+                max_new_tokens=count,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+            assert found.token_ids.tolist() == wanted[0, length:].tolist()
+
+        await asyncio.gather(*(answer(number, length) for number, length in enumerate(lengths)))

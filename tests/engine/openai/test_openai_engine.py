@@ -20,6 +20,7 @@ from asterism.engine.openai.openai_engine import OpenAIEngine
 from tests.engine.contract import Case, control, generation, load, sentence
 from tests.engine.contract.bench import Traits, as_sequence, publish, request, tokens
 from tests.engine.openai.completions_server import CompletionsServer, Dialect
+from tests.engine.started_engines import started
 from tests.engine.tiny_models import small_model
 from tests.engine.whole_publisher import WholePublisher
 
@@ -54,13 +55,8 @@ class OpenAIBench:
     async def engine(
         self, *, scarce: bool = False, max_pending: int = 100
     ) -> AsyncGenerator[tuple[OpenAIEngine, Capacity]]:
-        async with self.server.serving() as url:
-            engine = self._make(url, max_pending)
-            try:
-                yield engine, await engine.start()
-            finally:
-                await engine.close()
-                await engine.close()
+        async with self.server.serving() as url, started(self._make(url, max_pending)) as running:
+            yield running
 
     def unstarted(self) -> OpenAIEngine:
         return self._make("http://127.0.0.1:9", 100)
@@ -174,12 +170,13 @@ async def test_a_dead_server_is_lost_once_and_a_timeout_is_no_loss(model_folder:
     server.max_answered = 1  # this is the first request of `start`
     options: dict[str, Any] = {"sequence_tokens": LONGEST, "retry_delays_s": (), "on_engine_lost": lost.set_result}
     async with server.serving() as url:
-        engine = OpenAIEngine(url, load_tokenizer(model_folder), request_timeout_s=0.2, **options)
-        await engine.start()
-        with pytest.raises(EngineFailure, match=r"no response within 0\.2 s"):
-            await engine.generate(request(1))
-        assert not lost.done()
-        await engine.close()
+        async with started(OpenAIEngine(url, load_tokenizer(model_folder), request_timeout_s=0.2, **options)) as (
+            engine,
+            _,
+        ):
+            with pytest.raises(EngineFailure, match=r"no response within 0\.2 s"):
+                await engine.generate(request(1))
+            assert not lost.done()
         server.request_stalled.clear()
         server.bodies.clear()
         engine = OpenAIEngine(url, load_tokenizer(model_folder), **options)
@@ -197,17 +194,15 @@ async def test_a_server_down_behind_a_proxy_is_lost_and_an_overloaded_server_is_
     server, lost = CompletionsServer(model_folder, "vllm", LONGEST), asyncio.get_running_loop().create_future()
     async with server.serving() as url:
         options: dict[str, Any] = {"sequence_tokens": LONGEST, "retry_delays_s": (), "on_engine_lost": lost.set_result}
-        engine = OpenAIEngine(url, load_tokenizer(model_folder), **options)
-        await engine.start()
-        server.failures = [503]
-        with pytest.raises(EngineFailure, match="503 overloaded"):
-            await engine.generate(request(1))
-        assert not lost.done()
-        server.is_down = True
-        with pytest.raises(EngineFailure, match="502 Bad Gateway"):
-            await engine.generate(request(1))
+        async with started(OpenAIEngine(url, load_tokenizer(model_folder), **options)) as (engine, _):
+            server.failures = [503]
+            with pytest.raises(EngineFailure, match="503 overloaded"):
+                await engine.generate(request(1))
+            assert not lost.done()
+            server.is_down = True
+            with pytest.raises(EngineFailure, match="502 Bad Gateway"):
+                await engine.generate(request(1))
         assert lost.result().startswith(f"{url}: the server no longer responds: ")
-        await engine.close()
 
 
 async def test_calls_above_max_running_wait(model_folder: Path) -> None:
@@ -258,9 +253,8 @@ async def test_a_start_error_names_problem_and_remedy(model_folder: Path, monkey
         monkeypatch.setenv("MY_KEY", "secret")
         with pytest.raises(EngineFailure, match="the server has no model 'big'; it serves small"):
             await make(url, api_key_variable="MY_KEY", model="big").start()
-        engine = make(url, api_key_variable="MY_KEY")
-        assert (await engine.start()).sequence_tokens == LONGEST
-        await engine.close()
+        async with started(make(url, api_key_variable="MY_KEY")) as (_, capacity):
+            assert capacity.sequence_tokens == LONGEST
         server.failures = [500]
         with pytest.raises(EngineFailure, match="500 overloaded"):
             await make(url, api_key_variable="MY_KEY").start()

@@ -14,6 +14,7 @@ from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.sglang_engine import SGLangEngine
 from asterism.engine.sglang.weights.adapters import AdapterTransport
 from tests.engine.sglang.fake_server import FakeServer
+from tests.engine.started_engines import started
 
 VOCABULARY = 20
 
@@ -74,12 +75,8 @@ async def running_engine(
             sequence_tokens=sequence_tokens,
             **options,
         )
-        await engine.start()
-        try:
+        async with started(engine):
             yield engine
-        finally:
-            await engine.close()
-            await engine.close()
         assert handle.closed
 
 

@@ -44,10 +44,10 @@ def version(number: int) -> WeightsPublished:
     return WeightsPublished(number, "/weights", 4, f"{number}" * 32)
 
 
-def abort_after(*token_ids: int, aborted: asyncio.Event) -> Any:
-    """Return a stream of these tokens. It ends when the server aborts its requests."""
+def abort_after(*token_ids: int, aborted: asyncio.Event, finish: dict[str, Any] = ABORTED) -> Any:
+    """Return a stream of these tokens. It waits after the first token until the server aborts its requests."""
     return streaming(
-        lambda body: make_response(body, token_ids[:1]), aborted, lambda body: make_response(body, token_ids, ABORTED)
+        lambda body: make_response(body, token_ids[:1]), aborted, lambda body: make_response(body, token_ids, finish)
     )
 
 
@@ -124,10 +124,7 @@ async def test_a_request_that_the_server_does_not_abort_is_closed_after_the_time
 
 async def test_a_turn_that_ends_or_is_aborted_during_the_update_is_not_sent_again(model: Path) -> None:
     server, aborted = make_server()
-    ends = streaming(
-        lambda body: make_response(body, [4]), aborted, lambda body: make_response(body, [4, 5, 6], LENGTH)
-    )
-    server.generations = [ends, abort_after(7, 8, aborted=aborted)]
+    server.generations = [abort_after(4, 5, 6, aborted=aborted, finish=LENGTH), abort_after(7, 8, aborted=aborted)]
     async with running_engine(model, server, NamedAdapters()) as engine:
         ending = asyncio.ensure_future(engine.generate(make_request(1)))
         await wait_for_tokens(engine, 1)
@@ -143,9 +140,7 @@ async def test_a_turn_that_ends_or_is_aborted_during_the_update_is_not_sent_agai
 
 async def test_refused_adapters_leave_turns_running_with_the_earlier_adapter(model: Path) -> None:
     server, aborted = make_server()
-    server.generations = [
-        streaming(lambda body: make_response(body, [4]), aborted, lambda body: make_response(body, [4, 5, 6], LENGTH))
-    ]
+    server.generations = [abort_after(4, 5, 6, aborted=aborted, finish=LENGTH)]
     transport = NamedAdapters()
     async with running_engine(model, server, transport) as engine:
         await engine.load_weights(version(3))

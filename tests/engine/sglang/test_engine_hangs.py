@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from asterism.engine.contract import EngineFailure
 from asterism.engine.http.errors import ServerTimeout
 from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.http_api import GenerateRequest, GenerateResponse
+from asterism.engine.sglang.sglang_engine import SGLangEngine
 from tests.engine.sglang.fake_server import FakeServer, make_full_response, refusing, streaming
 from tests.engine.sglang.scenes import make_request, running_engine
 
@@ -42,9 +44,18 @@ class SlowClients:
         yield
 
 
-async def test_a_server_that_generates_no_token_for_any_request_is_lost(model: Path):
-    slow, lost, server = SlowClients(0.0), list[str](), FakeServer(streaming(make_full_response))
+@asynccontextmanager
+async def hanging(
+    model: Path, waited_s: float
+) -> AsyncGenerator[tuple[SGLangEngine, SlowClients, FakeServer, list[str]]]:
+    """Yield an engine, its clients and server, and the causes with which the engine was lost."""
+    slow, lost, server = SlowClients(waited_s), list[str](), FakeServer(streaming(make_full_response))
     async with running_engine(model, server, connect=slow.client, on_engine_lost=lost.append) as engine:
+        yield engine, slow, server, lost
+
+
+async def test_a_server_that_generates_no_token_for_any_request_is_lost(model: Path):
+    async with hanging(model, waited_s=0.0) as (engine, slow, _, lost):
         await engine.generate(make_request(0))
         calls = [asyncio.ensure_future(engine.generate(make_request(number, 1, HANGS))) for number in (1, 2)]
         await slow.request_sent.wait()
@@ -56,34 +67,21 @@ async def test_a_server_that_generates_no_token_for_any_request_is_lost(model: P
     assert lost == [f"the server no longer generates tokens: {SLOW}"]
 
 
-async def test_a_server_that_generates_for_another_request_is_not_lost(model: Path):
-    slow, lost, server = SlowClients(600.0), list[str](), FakeServer(streaming(make_full_response))
-    async with running_engine(model, server, connect=slow.client, on_engine_lost=lost.append) as engine:
+@pytest.mark.parametrize("cause", ["another request", "a pause by the engine", "a pause by another client"])
+async def test_a_server_that_generates_for_another_request_or_is_paused_is_not_lost(model: Path, cause: str):
+    async with hanging(model, waited_s=600.0 if cause == "another request" else 0.0) as (engine, slow, server, lost):
         call = asyncio.ensure_future(engine.generate(make_request(1, 1, HANGS)))
         await slow.request_sent.wait()
-        await engine.generate(make_request(2))
+        match cause:
+            case "another request":
+                await engine.generate(make_request(2))
+            case "a pause by the engine":
+                await engine.pause()
+            case _:
+                server.handlers["/ready"] = refusing(503, {})
         slow.may_time_out.set()
         with pytest.raises(ServerTimeout):
             await call
+        await engine.resume()
         await engine.generate(make_request(3))
-    assert lost == []
-
-
-@pytest.mark.parametrize("by_engine", [True, False])
-async def test_a_paused_server_is_not_lost(model: Path, by_engine: bool):
-    """This engine or another client has paused the server."""
-    slow, lost, server = SlowClients(0.0), list[str](), FakeServer(streaming(make_full_response))
-    async with running_engine(model, server, connect=slow.client, on_engine_lost=lost.append) as engine:
-        call = asyncio.ensure_future(engine.generate(make_request(1, 1, HANGS)))
-        await slow.request_sent.wait()
-        if by_engine:
-            await engine.pause()
-        else:
-            server.handlers["/ready"] = refusing(503, {})
-        slow.may_time_out.set()
-        with pytest.raises(ServerTimeout):
-            await call
-        if by_engine:
-            await engine.resume()
-        await engine.generate(make_request(2))
     assert lost == []

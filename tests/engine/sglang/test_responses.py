@@ -110,11 +110,8 @@ def test_a_generation_continues_after_an_unrequested_stop_token():
 
 
 def test_a_generation_of_several_requests_has_the_cached_tokens_of_the_first():
-    parts = [
-        make_output(make_parsed_response(4, cached_tokens=2)),
-        make_output(make_parsed_response(5, 6, cached_tokens=3)),
-    ]
-    generation = build_generation(parts, "length")
+    first, second = make_parsed_response(4, cached_tokens=2), make_parsed_response(5, 6, cached_tokens=3)
+    generation = build_generation([make_output(first), make_output(second)], "length")
     assert (generation.token_ids.tolist(), generation.cached_tokens) == ([4, 5, 6], 2)
 
 

@@ -77,7 +77,6 @@ async def test_a_server_starts_with_the_checkpoints_weights_and_version(
 ):
     server = FakeServer()
     server.weight_version = loaded_version
-
     async with running_engine(model, server):
         pass
     if expected and loaded_version == "7":

@@ -14,7 +14,6 @@ from asterism.configs.choices.weight_transfers import WEIGHT_TRANSFERS, WeightTr
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
-from asterism.configs.schema.sglang import SGLangConfig
 from asterism.engine.engine_code import EngineStart
 from asterism.engine.model.lora_options import LoraOptions
 from asterism.engine.sglang import sglang_factory
@@ -56,17 +55,13 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Build:
     return build_engine
 
 
-def test_a_server_has_the_index_of_its_generator(build: Build) -> None:
-    arguments = build("generator-2")
-    assert arguments["log"] == FOLDER.logs / "sglang-2.log"
-    assert arguments["scratch"] == FOLDER.sockets / "sglang-2"
-    assert (arguments["index"], arguments["version"]) == (2, -1)
-
-
-def test_the_log_on_a_joined_node_is_a_different_file(build: Build) -> None:
-    arguments = build("generator-0@1")
-    assert arguments["log"] == FOLDER.logs / "sglang-0@1.log"
-    assert arguments["index"] == 0  # the port is local to the machine
+@pytest.mark.parametrize(("suffix", "index"), [("2", 2), ("0@1", 0)], ids=["first node", "joined node"])
+def test_a_server_has_the_index_of_its_generator(build: Build, suffix: str, index: int) -> None:
+    """The index determines the port, which is local to the machine. The log on each node is a different file."""
+    arguments = build(f"generator-{suffix}")
+    assert arguments["log"] == FOLDER.logs / f"sglang-{suffix}.log"
+    assert arguments["scratch"] == FOLDER.sockets / f"sglang-{suffix}"
+    assert (arguments["index"], arguments["version"]) == (index, -1)
 
 
 def test_an_engine_attaches_to_the_server_at_its_index(build: Build) -> None:
@@ -83,13 +78,9 @@ def test_a_later_incarnation_waits_for_its_external_server(build: Build, monkeyp
         made.append(is_restart)
 
     monkeypatch.setattr(sglang_factory, "ExternalServer", attached)
+    settings = ('sglang.external_urls=["http://127.0.0.1:1"]', "engine.num_engines=1")
     for incarnation in (1, 2):
-        build(
-            "generator-0",
-            'sglang.external_urls=["http://127.0.0.1:1"]',
-            "engine.num_engines=1",
-            incarnation=incarnation,
-        )
+        build("generator-0", *settings, incarnation=incarnation)
     assert made == [False, True]
 
 
@@ -129,11 +120,7 @@ def test_the_stop_timeout_of_a_generator_exceeds_that_of_its_server() -> None:
 
 
 def test_the_start_of_a_server_does_not_reset_the_restart_count() -> None:
-    served = RunConfig(
-        name="a",
-        engine=load_run(None, ["name=a", "engine.kind=sglang"]).engine,
-        sglang=SGLangConfig(startup_timeout_s=7.0),
-    )
+    served = load_run(None, ["name=a", "engine.kind=sglang", "sglang.startup_timeout_s=7.0"])
     assert served.servers.startup_timeout_s == 7.0
     assert RunConfig(name="a").servers.startup_timeout_s == 0.0
 

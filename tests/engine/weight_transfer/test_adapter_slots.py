@@ -20,17 +20,17 @@ from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.lora_linear import list_adapter_parameters, list_base_parameters
 from asterism.engine.model.lora_options import LoraOptions
 from asterism.engine.weight_transfer.adapter_slots import AdapterLoader, read_base
-from asterism.engine.weight_transfer.slot_file import get_body_offset, get_slot_path
+from asterism.engine.weight_transfer.slot_file import get_slot_path
 from asterism.engine.weight_transfer.slot_writer import SlotWriter
 from asterism.engine.weight_transfer.weight_client import WeightsFetcher
 from asterism.engine.weight_transfer.weight_layout import get_layout
 from asterism.engine.weight_transfer.weight_server import WeightServer
-from tests.engine.inference.cores import running
 from tests.engine.learner.adapters.adapted_models import OPTIONS, adapted_model, fill_adapters, merge_adapters
+from tests.engine.started_engines import started
 from tests.engine.tiny_models import random_ids, save_small_model, small_model
 from tests.engine.weight_transfer.served_weights import serving
 from tests.engine.weight_transfer.slow_link import LOOPBACK
-from tests.engine.whole_publisher import WholePublisher, publish
+from tests.engine.whole_publisher import WholePublisher, damage, publish
 
 pytestmark = [pytest.mark.real_clock, pytest.mark.timeout(60)]
 ATTENTION = LoraOptions(2, 4.0, ("q_proj", "v_proj"))
@@ -90,13 +90,8 @@ def learner(tmp_path: Path) -> AdapterLearner:
     return AdapterLearner(tmp_path / "slots")
 
 
-def damage(path: Path, num_bytes: int) -> None:
-    """Change the last byte of the slot's body."""
-    with path.open("r+b") as file:
-        file.seek(get_body_offset(num_bytes) + num_bytes - 65)
-        byte = file.read(1)
-        file.seek(-1, 1)
-        file.write(bytes([byte[0] ^ 1]))
+def damage_base(published: WeightsPublished) -> None:
+    damage(read_base(published).locate(published))
 
 
 # ---------------------------------------------------------------- engines
@@ -126,8 +121,8 @@ async def test_published_adapters_and_merged_weights_generate_the_same_tokens(
     learner = AdapterLearner(tmp_path / "slots", model_type, options)
     start = small_model(seed=3, config=learner.model.config)  # other weights, which each load must replace completely
     async with (
-        running(make_engine(tmp_path / "a", start, options, strict=strict)) as adapted,
-        running(make_engine(tmp_path / "m", start, None, strict=strict)) as merged,
+        started(make_engine(tmp_path / "a", start, options, strict=strict)) as (adapted, _),
+        started(make_engine(tmp_path / "m", start, None, strict=strict)) as (merged, _),
     ):
         answers: list[list[int]] = []
         for version in range(3):
@@ -149,12 +144,12 @@ async def test_published_adapters_and_merged_weights_generate_the_same_tokens(
 
 
 async def test_an_engine_keeps_its_weights_if_the_base_is_damaged(tmp_path: Path, learner: AdapterLearner) -> None:
-    async with running(make_engine(tmp_path, small_model(config=learner.model.config), OPTIONS)) as engine:
+    async with started(make_engine(tmp_path, small_model(config=learner.model.config), OPTIONS)) as (engine, _):
         await engine.load_weights(learner.publish(1))
         expected = [each.token_ids.tolist() for each in await generate(engine, 1.0)]
         learner.train()
         published = learner.publish(2)
-        damage(get_slot_path(learner.folder, NUM_SLOTS), read_base(published).num_bytes)
+        damage_base(published)
         with pytest.raises(EngineFailure, match="chunk 0 of the weights of version 0 is damaged"):
             await engine.load_weights(published)
         assert engine.version == 1
@@ -187,7 +182,7 @@ def test_the_base_is_written_once_and_stays_valid(learner: AdapterLearner) -> No
     num_bytes = read_base(published).num_bytes
     assert base_bytes <= num_bytes < 1.1 * base_bytes
     assert path.read_bytes() == base
-    damage(path, num_bytes)
+    damage_base(published)
     damaged = path.read_bytes()
     learner.publish(5)
     assert path.read_bytes() == damaged != base
@@ -218,7 +213,7 @@ def test_a_restarted_learner_publishes_the_same_base_and_digests(learner: Adapte
     learner.train()
     published = learner.publish(3)
     slot = get_slot_path(learner.folder, NUM_SLOTS)
-    for lose in (lambda: None, slot.unlink, lambda: damage(slot, read_base(published).num_bytes)):
+    for lose in (lambda: None, slot.unlink, lambda: damage_base(published)):
         lose()
         learner.restart()
         assert learner.publish(3) == published
@@ -282,11 +277,8 @@ async def test_another_node_downloads_the_base_once(scene: AdapterScene) -> None
     assert (await scene.fetch(published))[1] == 0  # a second or restarted generator downloads nothing
     learner.restart()
     assert (await scene.fetch(learner.publish(1)))[1] == 0
-    assert sorted(each.name for each in scene.near.iterdir() if each.suffix != ".lock") == [
-        "slot_0",
-        "slot_1",
-        "slot_2",
-    ]
+    names = sorted(each.name for each in scene.near.iterdir() if each.suffix != ".lock")
+    assert names == ["slot_0", "slot_1", "slot_2"]
 
 
 async def test_another_node_replaces_a_base_whose_weights_have_changed(scene: AdapterScene) -> None:

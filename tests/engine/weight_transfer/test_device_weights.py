@@ -1,5 +1,7 @@
 """Tests of weights in the memory of the learner's device, here a file. The CUDA calls have never run on a GPU."""
 
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -18,7 +20,12 @@ from asterism.bus.messages import WeightsPublished
 from asterism.engine.contract import WeightsRefused
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.weight_publisher import WeightPublisher
-from asterism.engine.weight_transfer.device_weights import RECORD_NAME, DeviceRecord, compute_checksum
+from asterism.engine.weight_transfer.device_weights import (
+    RECORD_NAME,
+    DeviceRecord,
+    DeviceWeightsWriter,
+    compute_checksum,
+)
 from asterism.engine.weight_transfer.file_lock import opened, try_lock
 from asterism.engine.weight_transfer.memory_sharing import CudaSharing, SharingFailed
 from asterism.engine.weight_transfer.published_loader import PublishedLoader
@@ -229,24 +236,23 @@ def test_a_checksum_depends_on_every_value_and_on_the_order_of_blocks(monkeypatc
     assert len({checksum, compute_checksum(changed), compute_checksum(swapped)}) == 3
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import torch
-from asterism.engine.weight_transfer.device_weights import DeviceWeightsWriter
-from tests.engine.weight_transfer.host_sharing import HostSharing
-
-writer = DeviceWeightsWriter(Path(sys.argv[1]), int(sys.argv[2]), HostSharing(Path(sys.argv[3])))
-writer.begin().fill_(7)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
+def die_while_writing(slots: Path, num_bytes: int, memory: Path) -> None:
+    torch.set_num_threads(1)  # the other threads of the pool do not exist in a fork
+    writer = DeviceWeightsWriter(slots, num_bytes, HostSharing(memory))
+    buffer = writer.begin()
+    assert buffer is not None
+    buffer.fill_(7)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
 def test_a_learner_killed_during_a_write_leaves_no_usable_record(transfer: Transfer, tmp_path: Path) -> None:
     published = transfer.publish(1)
-    argv = [sys.executable, "-c", KILLED, str(transfer.folder), str(published.num_bytes), str(tmp_path)]
-    assert subprocess.run(argv, timeout=60, cwd=Path.cwd()).returncode == -signal.SIGKILL
+    arguments = (transfer.folder, published.num_bytes, tmp_path)
+    learner = multiprocessing.get_context("fork").Process(target=die_while_writing, args=arguments)
+    learner.start()
+    learner.join(60)
+    assert learner.exitcode == -signal.SIGKILL
     assert transfer.is_loaded(transfer.load(published))
     assert transfer.counts == (0, 1)
     assert transfer.transfers(2)

@@ -121,7 +121,7 @@ async def test_a_process_killed_during_a_download_leaves_no_invalid_slot(scene: 
     published = scene.publish(1)
     async with scene.server() as (_, port), link_to(port, allowed=HALF) as link:
         arguments = (scene.near, link.port, scene.key, published)
-        process = get_context("spawn").Process(target=fetch_in_process, args=arguments, daemon=True)
+        process = get_context("fork").Process(target=fetch_in_process, args=arguments, daemon=True)
         process.start()
         await wait_until(lambda: link.held.is_set() or not process.is_alive())
         assert link.held.is_set(), f"the download ended with {process.exitcode}"

@@ -1,7 +1,6 @@
 """Tests of strict engines: the bits of a token depend only on the token's sequence, or the engine does not start."""
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,21 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from asterism.configs.schema.algorithm import Sampling
-from asterism.engine.contract import Capacity, Generation, GenerationRequest
+from asterism.engine.contract import Capacity, GenerationRequest
 from asterism.engine.inference.embedded import EmbeddedEngine
-from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.inference.kernels.batch_invariance import (
     NotBatchInvariant,
     check_attention,
     find_batch_invariant_matmul,
 )
 from asterism.engine.inference.kernels.matmul import Matmul, build_tiled
-from asterism.engine.model.causal_lm import CausalLM, initialize_weights
-from asterism.engine.model.model_config import DecoderConfig
 from tests.engine.closeness import assert_close
-from tests.engine.inference.cores import running
-from tests.engine.tiny_models import get_batch_invariant_matmul, small_config
+from tests.engine.started_engines import started
+from tests.engine.tiny_models import small_config
 
 LONGEST, PAGE = 96, 16
 CONFIG = small_config()
@@ -97,93 +92,6 @@ def test_tiled_products_equal_plain_products(count: int) -> None:
     assert_close(build_tiled(8).add_mm(to_NF, x_NK, weights_KF), to_NF + x_NK @ weights_KF)
 
 
-def odd_model(seed: int) -> CausalLM:
-    """Build a model with three queries per key, and with sizes that are not multiples of a register."""
-    config = DecoderConfig(
-        vocab_size=301,
-        hidden_size=100,
-        intermediate_size=201,
-        num_layers=2,
-        num_heads=6,
-        num_kv_heads=2,
-        head_dim=24,
-        tie_word_embeddings=True,
-    )
-    model = CausalLM(config)
-    initialize_weights(model, seed, std=0.2)
-    return model.requires_grad_(False)
-
-
-def turns(seed: int, vocabulary: int) -> list[list[GenerationRequest]]:
-    """Draw twelve sequences of one or two turns, with common prefixes and various sampling parameters."""
-    draw = random.Random(seed)
-    shared = np.random.default_rng(seed).integers(0, vocabulary, 40, dtype=np.int32)
-    return [_draw_turns(number, shared, vocabulary, draw) for number in range(12)]
-
-
-def _draw_turns(number: int, shared: np.ndarray, vocabulary: int, draw: random.Random) -> list[GenerationRequest]:
-    own = np.random.default_rng(number).integers(0, vocabulary, LONGEST, dtype=np.int32)
-    ids = np.concatenate((shared[: draw.randrange(40)], own[: draw.randrange(1, 20)]))
-    found: list[GenerationRequest] = []
-    for turn in range(draw.choice([1, 2])):
-        sampling = Sampling(temperature=draw.choice([1.0, 0.7, 0.0]), top_k=draw.choice([0, 0, 5]))
-        new_tokens = draw.randrange(1, 15)
-        found.append(GenerationRequest(number, ids, new_tokens, sampling, seed=turn))
-        ids = np.concatenate((ids, own[20 : 20 + draw.randrange(1, 20)]))
-    return found
-
-
-Outputs = dict[tuple[int, int], bytes]
-
-
-def generated(
-    model: CausalLM,
-    wanted: Sequence[Sequence[GenerationRequest]],
-    products: Matmul,
-    *,
-    rows: int,
-    pages: int,
-    prefill: int,
-    seed: int,
-) -> Outputs:
-    """Return ids and logprobs of every turn. Requests arrive, and caches are released, at random times."""
-    core = EngineCore(
-        model, Capacity(pages * PAGE, PAGE, LONGEST), prefill_tokens=prefill, max_running=rows, matmul=products
-    )
-    draw, outputs = random.Random(seed), Outputs()
-    arrivals = [(number, 0) for number in range(len(wanted))]
-    draw.shuffle(arrivals)
-    current_turn: dict[int, int] = {}
-    while arrivals or core.has_work:
-        if arrivals and (draw.random() < 0.4 or not core.has_work):
-            number, turn = arrivals.pop()
-            current_turn[number] = turn
-            core.submit(wanted[number][turn])
-        for number, outcome in core.step():
-            assert isinstance(outcome, Generation)
-            turn = current_turn[number]
-            outputs[number, turn] = outcome.token_ids.tobytes() + outcome.logprobs.tobytes()
-            if draw.random() < 0.4:
-                core.release_cache(number)
-            if turn + 1 < len(wanted[number]):
-                arrivals.insert(draw.randrange(len(arrivals) + 1), (number, turn + 1))
-    return outputs
-
-
-@pytest.mark.parametrize("tile_rows", [0, pytest.param(16, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_tokens_and_logprobs_have_the_same_bits_for_any_batch_chunk_and_cache(tile_rows: int, seed: int) -> None:
-    model = odd_model(seed)
-    products = build_tiled(tile_rows) if tile_rows else get_batch_invariant_matmul(model.config)
-    wanted = turns(seed, 301)
-    alone = generated(model, wanted, products, rows=1, pages=LONGEST // PAGE, prefill=512, seed=0)
-    assert len(alone) == sum(map(len, wanted))
-    cramped = generated(model, wanted, products, rows=5, pages=2 * LONGEST // PAGE, prefill=7, seed=seed + 1)
-    together = generated(model, wanted, products, rows=64, pages=40 * LONGEST // PAGE, prefill=512, seed=seed + 2)
-    assert cramped == alone
-    assert together == alone
-
-
 @pytest.mark.real_clock
 async def test_strict_and_fast_engines_generate_the_same_tokens(model_folder: Path) -> None:
     request = GenerationRequest(0, np.arange(9, dtype=np.int32), 12, seed=4)
@@ -191,7 +99,7 @@ async def test_strict_and_fast_engines_generate_the_same_tokens(model_folder: Pa
     found: list[list[int]] = []
     for strict in (True, False):
         made = EmbeddedEngine(model_folder, capacity, max_running=8, prefill_tokens=24, strict=strict)
-        async with running(made) as engine:
+        async with started(made) as (engine, _):
             found.append((await engine.generate(request)).token_ids.tolist())
     assert found[0] == found[1]
 
@@ -200,5 +108,5 @@ async def test_strict_and_fast_engines_generate_the_same_tokens(model_folder: Pa
 async def test_a_strict_engine_in_bfloat16_does_not_start(model_folder: Path) -> None:
     made = EmbeddedEngine(model_folder, Capacity(LONGEST, PAGE, LONGEST), dtype=torch.bfloat16, strict=True)
     with pytest.raises(NotBatchInvariant, match=r"torch\.bfloat16 cannot be strict"):
-        async with running(made):
+        async with started(made):
             pass

@@ -18,11 +18,11 @@ from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.inference.cores import (
     PAGE,
     assert_greedy,
+    assert_logprobs,
     fail_with_infinite_weights,
     generate,
     new_core,
     submit,
-    training_logprobs,
 )
 from tests.engine.inference.recorded_graph import Recorded
 from tests.engine.inference.varlen_stubs import varlen_2_11, varlen_2_13
@@ -58,9 +58,8 @@ def assert_generates_as_trained(core: EngineCore, model: CausalLM) -> None:
     for asked, generations in ((requests[:7], found), (requests[7:], second)):
         for request in asked:
             generation = generations[request.sequence_id]
-            assert_greedy(model, request.token_ids, generation)
-            wanted = training_logprobs(model, request.token_ids, generation.token_ids, 1.0)
-            np.testing.assert_allclose(generation.logprobs, wanted, atol=1e-4)
+            assert_greedy(model, request, generation)
+            assert_logprobs(model, request, generation)
 
 
 @pytest.mark.slow
@@ -112,8 +111,8 @@ def test_pages_with_non_finite_values_are_cleared_before_reuse(use: Use) -> None
     use(varlen_2_13, PAGE)
     core, whole = new_core(small_model(), pages=12), small_model()
     fail_with_infinite_weights(core, "model.layers.0.self_attn.v_proj.weight", whole)
-    found = generate(core, GenerationRequest(2, random_ids(60, 2), 3, GREEDY))[2]
-    assert_greedy(whole, random_ids(60, 2), found)
+    request = GenerationRequest(2, random_ids(60, 2), 3, GREEDY)
+    assert_greedy(whole, request, generate(core, request)[2])
 
 
 @pytest.mark.parametrize(("cached_tokens", "num_keys"), [(0, [7 * 44]), (40, [2 * 44, 2 * 44, 2 * 44, 44])])
@@ -137,4 +136,4 @@ def test_cached_prompts_are_gathered_in_groups_that_fit_the_buffer(
     assert seen == num_keys * (model.config.num_layers - 1)
     for asked in requests:
         assert found[asked.sequence_id].cached_tokens >= cached_tokens
-        assert_greedy(model, asked.token_ids, found[asked.sequence_id])
+        assert_greedy(model, asked, found[asked.sequence_id])

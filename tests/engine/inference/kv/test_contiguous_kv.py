@@ -16,9 +16,13 @@ PAGE, LONGEST, MOST = 16, 256, 8
 
 
 @pytest.fixture
-def blocks(monkeypatch: pytest.MonkeyPatch) -> DenseKvCache:
+def cache() -> KvCache:
+    return KvCache(small_config(), MOST * LONGEST // PAGE, PAGE, torch.float32, "cpu")
+
+
+@pytest.fixture
+def blocks(cache: KvCache, monkeypatch: pytest.MonkeyPatch) -> DenseKvCache:
     monkeypatch.setattr("asterism.engine.inference.kv.contiguous_kv.DENSE_BLOCK_ROWS", ROWS)
-    cache = KvCache(small_config(), 64, PAGE, torch.float32, "cpu")
     return DenseKvCache(cache, torch.empty(LONGEST * 2 * cache.num_kv_heads * cache.head_dim))
 
 
@@ -57,12 +61,9 @@ def test_a_join_or_leave_moves_at_most_one_sequence_into_a_block(blocks: DenseKv
 def test_sequences_above_the_memory_limit_are_not_kept(blocks: DenseKvCache, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = torch.zeros((7, 16), dtype=torch.int64)
     assert [block.num_rows for block in blocks.assign_blocks(range(7), [64] * 7, tables)] == [3, 3, 1]
-    monkeypatch.setattr(
-        "asterism.engine.inference.kv.contiguous_kv.DENSE_CACHE_BYTES", 2 * ROWS * 96 * 2 * 2 * 2 * 16 * 4
-    )
-    assert [block.num_rows for block in blocks.assign_blocks(range(7), [64] * 7, tables)] == [3, 3]
-    monkeypatch.setattr("asterism.engine.inference.kv.contiguous_kv.DENSE_CACHE_BYTES", 0)
-    assert blocks.assign_blocks(range(7), [64] * 7, tables) == []
+    for num_bytes, num_rows in ((2 * ROWS * 96 * 2 * 2 * 2 * 16 * 4, [3, 3]), (0, [])):
+        monkeypatch.setattr("asterism.engine.inference.kv.contiguous_kv.DENSE_CACHE_BYTES", num_bytes)
+        assert [block.num_rows for block in blocks.assign_blocks(range(7), [64] * 7, tables)] == num_rows
 
 
 def take_in(cache: KvCache, blocks: DenseKvCache, at: dict[int, int]) -> None:
@@ -90,20 +91,17 @@ def take_in_block(cache: KvCache, block: DenseKvBlock, layer: int, at: dict[int,
     keys, values = block.update(layer, block.compute_addresses(positions), new)
     in_cache = cache.memory[layer].view(2, cache.num_kv_heads, -1, cache.head_dim)
     for row, (start, place) in enumerate(zip(starts.tolist(), at.values(), strict=True)):
-        heads, expected = (
-            slice(row * cache.num_kv_heads, (row + 1) * cache.num_kv_heads),
-            in_cache[:, :, start : start + place + 1],
-        )
+        heads = slice(row * cache.num_kv_heads, (row + 1) * cache.num_kv_heads)
+        expected = in_cache[:, :, start : start + place + 1]
         assert torch.equal(keys[heads, : place + 1], expected[0])
         assert torch.equal(values[heads, : place + 1], expected[1])
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_blocks_equal_the_cache_while_sequences_grow_join_and_leave(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr("asterism.engine.inference.kv.contiguous_kv.DENSE_BLOCK_ROWS", ROWS)
-    cache = KvCache(small_config(), MOST * LONGEST // PAGE, PAGE, torch.float32, "cpu")
+def test_blocks_equal_the_cache_while_sequences_grow_join_and_leave(
+    cache: KvCache, blocks: DenseKvCache, seed: int
+) -> None:
     cache.memory.normal_()
-    blocks = DenseKvCache(cache, torch.empty(LONGEST * 2 * cache.num_kv_heads * cache.head_dim))
     draws = np.random.default_rng(seed)
     at: dict[int, int] = {}
     for name in range(150):

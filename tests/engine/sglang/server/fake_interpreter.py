@@ -13,18 +13,25 @@ from pathlib import Path
 ROOT = Path(__file__).parents[4]
 
 
-def write_interpreter(folder: Path, server_info: bytes) -> str:
-    """Write the interpreter. `server_info`: the response to /server_info."""
+PROGRAM = f"""#!{sys.executable}
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from tests.engine.sglang.server.fake_interpreter import main
+main(sys.argv, __file__)
+"""
+
+
+def write_script(folder: Path, text: str) -> str:
     script = folder / "python"
-    script.with_name("server_info").write_bytes(server_info)
-    lines = (f"#!{sys.executable}", "import sys", f"sys.path.insert(0, {str(ROOT)!r})")
-    script.write_text(
-        "\n".join(
-            [*lines, "from tests.engine.sglang.server.fake_interpreter import main", "main(sys.argv, __file__)", ""]
-        )
-    )
+    script.write_text(text)
     script.chmod(0o755)
     return str(script)
+
+
+def write_interpreter(folder: Path, server_info: bytes) -> str:
+    """Write the interpreter. `server_info`: the response to /server_info."""
+    (folder / "server_info").write_bytes(server_info)
+    return write_script(folder, PROGRAM)
 
 
 class Responder(BaseHTTPRequestHandler):

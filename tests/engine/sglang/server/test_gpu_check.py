@@ -1,6 +1,5 @@
 """Tests of the memory budget for a model and its KV cache on each GPU."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,17 +7,12 @@ import pytest
 from asterism.configs.schema.machines import EngineConfig
 from asterism.engine.sglang.server.compatibility import ServerUnusable
 from asterism.engine.sglang.server.gpu_check import VisibleGpu, check_memory_budget
+from tests.engine.sglang.scenes import VOCABULARY
 from tests.engine.sglang.server.requirements import make_requirements
-from tests.engine.tiny_models import small_config, small_model
+from tests.engine.tiny_models import small_model
 
-PARAMETERS = sum(parameter.numel() for parameter in small_model().parameters())
+PARAMETERS = sum(parameter.numel() for parameter in small_model(vocab_size=VOCABULARY).parameters())
 GPU = VisibleGpu("A GPU", 2**20, 2**30)
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text(json.dumps(small_config().to_hf()))
-    return tmp_path
 
 
 def engine(kv_tokens: int, dtype: str = "bfloat16") -> EngineConfig:
@@ -42,10 +36,8 @@ def test_each_tensor_parallel_gpu_has_a_share_of_the_heads_and_at_least_one(mode
 
 
 def test_the_requested_cache_is_divided_among_replicas(model: Path) -> None:
-    assert (
-        check_memory_budget([GPU] * 2, make_requirements(model, engine=engine(1024), data_parallel=2)).min_cache_tokens
-        == 512
-    )
+    requirements = make_requirements(model, engine=engine(1024), data_parallel=2)
+    assert check_memory_budget([GPU] * 2, requirements).min_cache_tokens == 512
 
 
 def test_the_gpu_with_the_least_memory_determines_the_exact_limit(model: Path) -> None:

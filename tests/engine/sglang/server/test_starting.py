@@ -14,6 +14,7 @@ from asterism.engine.contract import EngineFailure
 from asterism.engine.sglang.server.compatibility import ServerUnusable
 from asterism.engine.sglang.server.interpreter_check import run_python, wait_for_free_port
 from asterism.engine.sglang.server.managed_server import SGLangServer
+from tests.engine.sglang.server.fake_interpreter import write_script
 from tests.engine.sglang.server.requirements import make_requirements
 from tests.processes import is_running
 
@@ -22,10 +23,7 @@ pytestmark = pytest.mark.slow
 
 def write_interpreter(folder: Path, behaviour: str, version: str = "0.5.23") -> str:
     """Write a program that prints this version of SGLang, or runs `behaviour` as a server."""
-    script = folder / "python"
-    script.write_text(f'#!/bin/sh\nif [ "$1" = -c ]; then echo {version}; exit; fi\n{behaviour}\n')
-    script.chmod(0o755)
-    return str(script)
+    return write_script(folder, f'#!/bin/sh\nif [ "$1" = -c ]; then echo {version}; exit; fi\n{behaviour}\n')
 
 
 def make_server(folder: Path, python: str, port: int, start_s: float = 60.0) -> SGLangServer:
@@ -124,12 +122,11 @@ def test_a_cancelled_start_kills_all_processes_of_the_server(tmp_path: Path, por
 @pytest.mark.parametrize("num_iterations", range(0, 24, 2))
 def test_a_cancelled_check_leaves_no_process_and_no_open_pipe(tmp_path: Path, num_iterations: int):
     """The check is cancelled after this many loop iterations: before, during and after the start of the process."""
-    script = tmp_path / "python"
-    script.write_text(f"#!/bin/sh\nsleep 1000 &\necho $$ >> {tmp_path}/pids\necho $! >> {tmp_path}/pids\nwait\n")
-    script.chmod(0o755)
+    pids = tmp_path / "pids"
+    script = write_script(tmp_path, f"#!/bin/sh\nsleep 1000 &\necho $$ >> {pids}\necho $! >> {pids}\nwait\n")
 
     async def scenario() -> None:
-        task = asyncio.create_task(run_python(str(script), "", {}))
+        task = asyncio.create_task(run_python(script, "", {}))
         for _ in range(num_iterations):
             await asyncio.sleep(0)
         task.cancel()
@@ -138,7 +135,6 @@ def test_a_cancelled_check_leaves_no_process_and_no_open_pipe(tmp_path: Path, nu
 
     asyncio.run(scenario())
     gc.collect()  # an open transport causes a ResourceWarning, which fails the test
-    pids = tmp_path / "pids"
     for pid in pids.read_text().split() if pids.exists() else []:
         while is_running(int(pid)):  # a killed process closes its pipes before it exits
             time.sleep(0.01)

@@ -1,17 +1,19 @@
+import multiprocessing
 import os
+import shutil
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
 
 from asterism.engine.sglang.weights.node_folder import NodeFolders
 from asterism.engine.weight_transfer.published_bytes import MAX_FOLDERS
-from tests.processes import process_state
 
 NEVER = threading.Event()
 ENGINES = 8
@@ -133,53 +135,56 @@ def test_a_release_after_the_end_of_the_run_does_nothing(tmp_path: Path) -> None
 
 # ---------------------------------------------------------------- killed engines
 
-KILLED = """
-import os, shutil, signal, sys, threading
-from pathlib import Path
-from asterism.engine.sglang.weights.node_folder import NodeFolders
-
-root, moment, key = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-
-def die(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def write(folder):
-    (folder / "weights").write_text("half")
-    if moment == "writing":
-        die()
-    (folder / "weights").write_text("all")
-
-folders = NodeFolders(root)
-if moment == "before the rename":
-    Path.rename = die
-folders.acquire(key, write, threading.Event())
-if moment == "reading":
-    die()
-if moment == "waiting":
-    print("reading", flush=True)
-    sys.stdin.read()
-
-def remove_half(path, **options):
-    if Path(path).exists():
-        (Path(path) / "weights").unlink()
-        die()
-
-shutil.rmtree = remove_half
-folders.release()
-"""
+_forks = multiprocessing.get_context("fork")
 
 
-def run_killed(root: Path, moment: str, key: str) -> None:
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(root), moment, key], timeout=60)
-    assert killed.returncode == -signal.SIGKILL
+def use_folder_until_killed(root: Path, moment: str, is_reading: Event) -> None:
+    """Acquire and release a folder as an engine does, in a process that is killed at the moment."""
+
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def write(folder: Path) -> None:
+        (folder / "weights").write_text("half")
+        if moment == "writing":
+            die()
+        write_files(folder)
+
+    def remove_half(path: Path, **_: object) -> None:
+        if path.exists():
+            (path / "weights").unlink()
+            die()
+
+    if moment == "before the rename":
+        Path.rename = die  # pyright: ignore[reportAttributeAccessIssue]
+    folders = NodeFolders(root)
+    folders.acquire("1-a", write, NEVER)
+    if moment == "reading":
+        is_reading.set()
+        signal.pause()
+    shutil.rmtree = remove_half
+    folders.release()
+
+
+@contextmanager
+def killing(root: Path, moment: str) -> Generator[None]:
+    """Fork an engine that uses the folder "1-a". In the block it reads the folder, or it has died at an earlier moment."""
+    is_reading = _forks.Event()
+    engine = _forks.Process(target=use_folder_until_killed, args=(root, moment, is_reading))
+    engine.start()
+    assert is_reading.wait(60) if moment == "reading" else connection.wait([engine.sentinel], 60)
+    yield
+    engine.kill()
+    engine.join()
+    assert engine.exitcode == -signal.SIGKILL
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["writing", "before the rename", "reading", "removing"])
 def test_folders_of_a_killed_engine_are_replaced_or_read(tmp_path: Path, moment: str) -> None:
     for key in ("1-a", "2-b"):  # the killed version again, and the next version
-        run_killed(tmp_path, moment, "1-a")
-        assert len(list_versions(tmp_path)) == 1
+        with killing(tmp_path, moment):
+            assert len(list_versions(tmp_path)) == 1
         is_complete = moment == "reading" and key == "1-a"
         folders = NodeFolders(tmp_path)
         take(folders, key, refuse_to_write if is_complete else write_files)
@@ -190,16 +195,10 @@ def test_folders_of_a_killed_engine_are_replaced_or_read(tmp_path: Path, moment:
 
 @pytest.mark.slow
 def test_the_folder_of_a_killed_reader_is_removed_before_the_next_version(tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", KILLED, str(tmp_path), "waiting", "1-a"]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
-        assert reader.stdout is not None
-        assert reader.stdout.readline() == b"reading\n"
-        folders = NodeFolders(tmp_path)
+    folders = NodeFolders(tmp_path)
+    with killing(tmp_path, "reading"):
         take(folders, "1-a", refuse_to_write)
         folders.release()
         assert list_versions(tmp_path) == {"1-a"}
-        os.kill(reader.pid, signal.SIGKILL)
-        reader.wait()
-        assert process_state(reader.pid) == "X"
     take(folders, "2-b")
     assert list_versions(tmp_path) == {"2-b"}
