@@ -25,7 +25,7 @@ from asterism.actors.launch.display import make_display
 from asterism.actors.replay.replay import replay_process, replay_until
 from asterism.analysis.event_logs.merged_events import merge_events
 from asterism.bus.messages import CodeOk, CodeRequested, Output
-from asterism.configs.errors import UnusableInput
+from asterism.configs.errors import EXIT_UNUSABLE, UnusableInput
 from asterism.configs.run_folder import RunFolder
 from asterism.sandbox.contract import CodeResult, SandboxFailure
 from tests.actors.runs.running import ASTERISM, ROOT
@@ -150,14 +150,15 @@ def test_no_command_displays_control_sequences(
     assert terminal or escape_controls(shown) == shown  # on a terminal, rich writes sequences of its own
 
 
+@pytest.mark.parametrize("kind", [UnusableInput, SandboxFailure])
 def test_errors_are_displayed_without_control_sequences(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> None:
-        raise UnusableInput(HOSTILE)
+        raise kind(HOSTILE)
 
     monkeypatch.setattr(main, "app", fail)
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match=f"^{EXIT_UNUSABLE}$"):
         main.main()
     assert capsys.readouterr().err == f"error: {escape_controls(HOSTILE)}\n"
 

@@ -64,6 +64,7 @@ def joined(port: int, key: Path, *options: str) -> Generator[subprocess.Popen[st
         process.wait()
 
 
+@pytest.mark.nightly  # in `make test`, a run over three hosts is the same (tests/cluster/test_runs_over_hosts.py)
 @pytest.mark.slow
 def test_a_run_trains_on_two_nodes_with_learner_ranks_on_both(tmp_path: Path, key: Path) -> None:
     port = free_port()

@@ -50,6 +50,7 @@ def answer(text: str) -> dict[str, Any]:
 
 
 ENDLESS = assistant("1" + " 1" * 80)
+INTERRUPTED = result("Tool call failure\nKeyboardInterrupt: interrupted by the user")
 DIALOGUES = (
     [user("What is 6 * 7?"), call("print(6 * 7)"), result("Tool call success\nstdout:\n42"), answer("42")],
     [
@@ -57,10 +58,8 @@ DIALOGUES = (
         *(user("And 1?"), answer("1")),
     ],
     [user("Count."), ENDLESS],
-    [
-        *(user("Wait."), call("while True: pass")),
-        *(result("Tool call failure\nKeyboardInterrupt: interrupted by the user"), answer("0")),
-    ],
+    [user("Wait."), call("while True: pass"), INTERRUPTED, answer("0")],
+    [user("What is 6 * 7?"), call("print(6 * 7)"), INTERRUPTED, answer("0")],
 )
 
 
