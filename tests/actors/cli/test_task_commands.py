@@ -11,6 +11,7 @@ from asterism.tasks.checking.task_check import write_byte_tokenizer
 from tests.actors.cli.checked_tasks import CODE, ROWS
 from tests.actors.cli.invoking import check_golden_refusals, invoke
 from tests.actors.runs.running import asterism
+from tests.engine.data.cold_start_rows import write_rows
 
 pytestmark = pytest.mark.slow
 MESSAGES = Path(__file__).with_name("task_check_messages.txt")
@@ -21,12 +22,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write code and rows to the current folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "counting.py").write_text(CODE)
-    write_rows(*ROWS)
+    write_rows(tmp_path / "rows.jsonl", *ROWS)
     return tmp_path
-
-
-def write_rows(*rows: dict[str, Any]) -> None:
-    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def check(*arguments: str) -> tuple[int, str, dict[str, Any]]:
@@ -109,14 +106,8 @@ def test_a_tool_with_a_sandbox_runs_programs() -> None:
 
 
 def test_a_reward_for_texts_that_contain_the_truth_lets_attacks_pass() -> None:
-    arguments = (
-        "counting.py:TOOLS",
-        "--data",
-        "rows.jsonl",
-        "--set",
-        "reward.functions.score=counting.py:score_answer",
-    )
-    exit_code, output, checked = check(*arguments, "--attack")
+    score = ("--set", "reward.functions.score=counting.py:score_answer")
+    exit_code, output, checked = check("counting.py:TOOLS", "--data", "rows.jsonl", *score, "--attack")
     passed = {each["name"]: each["passes"] for each in checked["attacks"]}
     assert passed["all candidates"] == passed["retraction"] == 24
     assert passed["empty"] == passed["exit"] == 0
@@ -219,7 +210,7 @@ def test_rows_that_fail_or_lack_an_answer_are_counted_over_the_whole_file(folder
     for number in (3, 11, 19):  # 12% of the rows
         rows[number]["answer"] = "eleven"
     del rows[7]["answer"]
-    write_rows(*rows)
+    write_rows(folder / "rows.jsonl", *rows)
     findings = find("TOOLS", "--set", "reward.functions.score=partial.py:score")
     problems = [each for each in findings if each[0] == "problem"]
     assert problems == [
@@ -238,7 +229,7 @@ def test_rows_that_fail_or_lack_an_answer_are_counted_over_the_whole_file(folder
 
 
 def test_an_unusable_row_is_named_with_its_file_and_field(folder: Path) -> None:
-    write_rows(ROWS[0], {"question": "", "answer": "1"}, ROWS[2])
+    write_rows(folder / "rows.jsonl", ROWS[0], {"question": "", "answer": "1"}, ROWS[2])
     problem = f"{folder}/rows.jsonl: row 2, field `question`: no question; expected a non-empty string"
     assert find("TOOLS") == [("problem", "rows", f"{problem} (usable rows before it: 1)")]
 

@@ -112,7 +112,7 @@ async def test_a_failure_is_retried_once_and_does_not_change_the_conversation() 
     assert (await chat.session.answer("b")).ending == "answered"
     before = list(chat.session.messages)
     end = await chat.session.answer("c")
-    assert (end.ending, end.turns, end.cause) == ("failed", 1, "sandbox: the server died")
+    assert (end.ending, end.turns, end.cause) == ("failed", 1, "sandbox: the server [died]")
     assert chat.session.messages == before
     chat.engine._texts.pop(0)
     end = await chat.session.answer("d")

@@ -1,6 +1,5 @@
 """A chat loads its parts: configuration, task, tokenizer and limits; a user's task runs in its host process."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.tasks.checking.task_check import write_byte_tokenizer
 from asterism.tasks.solo_driver import SoloTask
 from tests.actors.cli.chat.scripted_chats import RecordedView, ScriptedEngine, ScriptedSandbox
+from tests.engine.data.cold_start_rows import write_rows
 
 COUNTER = '''
 class Counter:
@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "counter.py").write_text(COUNTER)
     (tmp_path / "run.toml").write_text(CONFIG)
     rows = ({"target": target, "question": "", "answer": "1"} for target in (3, 7))
-    (tmp_path / "targets.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "targets.jsonl", *rows)
     write_byte_tokenizer(tmp_path, DialogueConfig())
     return tmp_path
 

@@ -14,6 +14,7 @@ from asterism.bus.messages import CodeFinished, CodeOk, Envelope, Output
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
 from tests.actors.cli.golden_text import assert_matches_golden
+from tests.consoles import capture
 from tests.edited_logs import editing_log
 from tests.fakes import PROMPT, generated
 from tests.recorded import EXECUTOR, Recording, deciders, small_run
@@ -39,10 +40,7 @@ def replayed(folder: RunFolder) -> ReplayDifference | None:
 
 
 def shown(folder: RunFolder, difference: ReplayDifference) -> str:
-    console = Console(width=200)
-    with console.capture() as captured:
-        show_difference(folder, difference, console)
-    return captured.get()
+    return capture(lambda console: show_difference(folder, difference, console), width=200)
 
 
 def change(folder: RunFolder, sql: str, *values: object) -> None:

@@ -37,6 +37,7 @@ from asterism.engine.learner.learner_rank import LearnerRank
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.tasks import MATH_PYTHON
 from tests.actors.cli.invoking import check_golden_refusals, read_output, read_refusal
+from tests.engine.data.cold_start_rows import write_rows
 from tests.engine.export.family_folders import FAMILY_KINDS, write_family_model
 from tests.engine.learner.learner_runs import make_run, no_report, sweep_runs
 from tests.engine.learner.learner_settings import change_learner
@@ -140,22 +141,12 @@ async def test_transformers_and_the_engine_generate_the_same_greedy_tokens(tmp_p
 
 def test_a_checkpoint_and_an_export_have_the_same_chat_files(folder: RunFolder, tmp_path: Path) -> None:
     export_step(find_run_step(str(folder.path)), tmp_path / "out", ExportOptions())
-    names = {
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "chat_template.jinja",
-        "generation_config.json",
-        "asterism.json",
-    }
+    names = {f"{name}.json" for name in ("tokenizer", "tokenizer_config", "generation_config", "asterism")}
+    names |= {"chat_template.jinja"}
     for name in names:
         assert (folder.get_checkpoint_path(2) / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        *names,
-        "config.json",
-        "model.safetensors",
-        "README.md",
-        MANIFEST_NAME,
-    }
+    others = {"config.json", "model.safetensors", "README.md", MANIFEST_NAME}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names | others
 
 
 def test_an_interrupted_export_leaves_no_folder_and_the_next_one_succeeds(folder: RunFolder, tmp_path: Path) -> None:
@@ -227,7 +218,7 @@ def test_the_model_card_has_the_figures_of_the_run(folder: RunFolder, tmp_path: 
     labels = {"start_sampled": 0.25, "end_sampled": 0.75, "step_sampled": 0.5}
     lines = [{"kind": "evaluation", "label": label, "step": 1, "accuracy": each} for label, each in labels.items()]
     lines.append({"kind": "evaluation", "label": "end_greedy", "step": 2, "accuracy": 1.0})
-    copy.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_rows(copy.metrics, *lines)
     export_step(find_run_step(f"{copy.path}:1"), tmp_path / "out", ExportOptions())
     card = (tmp_path / "out" / "README.md").read_text()
     for text in ("# small, step 1", "| before RL, sampled | 25.0% |", "| after RL, sampled | 75.0% |"):
