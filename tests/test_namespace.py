@@ -64,11 +64,9 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the Python of an environment with the wheel, and with all packages of this environment."""
     folder = tmp_path_factory.mktemp("wheel")
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    packages = ("asterism/", *OWN_PACKAGES, "bus/", "policies/", "sandbox/", "analysis/")
     for name in filter(None, tracked.split("\0")):
-        if (
-            name.startswith(("asterism/", *OWN_PACKAGES, "bus/", "policies/", "sandbox/", "analysis/"))
-            or "/" not in name
-        ):
+        if name.startswith(packages) or "/" not in name:
             (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / "source" / name, follow_symlinks=False)
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"]

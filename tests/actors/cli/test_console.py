@@ -102,13 +102,9 @@ def show_replay(folder: RunFolder, console: Console) -> None:
 
 
 def show_divergence(folder: RunFolder, console: Console) -> None:
-    other = folder.path.with_name("b")
-    assert compare_runs(
-        folder,
-        RunFolder(other) if other.exists() else record_hostile_run(other, HOSTILE + "!"),
-        exact=False,
-        console=console,
-    )
+    path = folder.path.with_name("b")
+    other = RunFolder(path) if path.exists() else record_hostile_run(path, HOSTILE + "!")
+    assert compare_runs(folder, other, exact=False, console=console)
 
 
 class HostileNotebook:

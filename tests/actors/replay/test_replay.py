@@ -51,11 +51,11 @@ def test_only_the_result_of_the_last_call_is_replaced() -> None:
 
 
 def test_a_replaced_failure_is_not_counted() -> None:
-    failed = replay_recorded(first_outcome=CodeTimedOut(Output(), 4.0))
+    timed_out = CodeTimedOut(Output(), 4.0)
+    failed = replay_recorded(first_outcome=timed_out)
     assert failed.turn_starts[1].calls_failed == 1
-    works = replay_recorded(
-        first_outcome=CodeTimedOut(Output(), 4.0), tool_result=ResultOverride(failed.last_results[1], "now it works")
-    )
+    now_works = ResultOverride(failed.last_results[1], "now it works")
+    works = replay_recorded(first_outcome=timed_out, tool_result=now_works)
     assert works.turn_starts[1].calls_failed == 0
 
 

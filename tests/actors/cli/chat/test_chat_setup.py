@@ -99,17 +99,12 @@ async def test_a_task_of_the_user_answers_calls_in_its_host_process(folder: Path
         ({"task": ""}, "--task: name the task; the configuration has counter, math"),
         ({"task": "other"}, "--task other: there is no such task; the configuration has counter, math"),
         ({"config": None, "task": "", "tokenizer": None}, "add --tokenizer FOLDER, or --config FILE"),
+        pytest.param({"row": 2}, r"--row 2: .*targets.jsonl has fewer rows", marks=pytest.mark.slow),
     ],
 )
-def test_a_missing_task_or_tokenizer_is_named(changes: dict[str, Any], message: str, folder: Path) -> None:
+def test_a_missing_task_tokenizer_or_row_is_named(changes: dict[str, Any], message: str, folder: Path) -> None:
     with pytest.raises(UnusableInput, match=message):
         load(folder, **changes)
-
-
-@pytest.mark.slow
-def test_a_missing_row_is_named(folder: Path) -> None:
-    with pytest.raises(UnusableInput, match=r"--row 2: .*targets.jsonl has fewer rows"):
-        load(folder, row=2)
 
 
 @pytest.mark.slow

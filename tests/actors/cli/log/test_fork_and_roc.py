@@ -33,11 +33,8 @@ def answered(folder: RunFolder, version: int) -> TrajectoryFinished:
     """Return the first trajectory that ran a cell and answered in two turns of one policy version."""
     for message in read_messages(folder, "head", TrajectoryFinished):
         in_two_turns = message.ending == "answered" and message.turns == 2
-        if (
-            in_two_turns
-            and set(bytes_to_ids(message.record.versions)) == {-1, version}
-            and _ran_a_call(folder, message)
-        ):
+        of_version = set(bytes_to_ids(message.record.versions)) == {-1, version}
+        if in_two_turns and of_version and _ran_a_call(folder, message):
             return message
     raise AssertionError(f"no trajectory of version {version} ran a cell and answered")
 
