@@ -26,22 +26,10 @@ def test_generic_import_names_resolve_to_the_repository(layer: str):
     assert spec.origin == str(ROOT / layer / "__init__.py")
 
 
-def test_every_folder_of_python_files_has_an_init_with_a_docstring():
-    folders = {path.parent for layer in LAYERS for path in (ROOT / layer).rglob("*.py")}
-    for folder in folders:
-        init = folder / "__init__.py"
-        assert init.exists(), f"{folder} has no __init__.py"
-        assert init.read_text().startswith('"""'), f"{init} does not say what its folder is for"
-
-
-def test_every_file_starts_with_a_docstring():
-    silent = [
-        str(path.relative_to(ROOT))
-        for layer in LAYERS
-        for path in (ROOT / layer).rglob("*.py")
-        if not re.match(r'(#!.*\n)?r?"""\S', path.read_text())
-    ]
-    assert silent == []
+def test_every_file_starts_with_a_docstring_and_every_folder_has_an_init():
+    files = {path for layer in LAYERS for path in (ROOT / layer).rglob("*.py")}
+    assert [path for path in files if not re.match(r'(#!.*\n)?r?"""\S', path.read_text())] == []
+    assert {path.parent / "__init__.py" for path in files} <= files
 
 
 def test_no_layer_except_tasks_contains_the_module_name_of_the_demo():

@@ -1,7 +1,7 @@
 """Tests check these tasks, which have code and rows, with `asterism task check`."""
 
 CODE = '''
-import asyncio, subprocess, threading, time
+import asyncio, os, subprocess, threading, time
 from random import Random
 
 KEPT, RANDOM = [], Random(0)
@@ -67,6 +67,9 @@ class Counter:
         Args:
             number: The number to add.
         """
+        return self._add(number)
+
+    def _add(self, number):
         self.value += number
         return f"It is {self.value}."
 
@@ -101,22 +104,12 @@ class Dice(Counter):
 
 
 class Strict(Counter):
-    def add(self, number: int) -> str:
-        """Add to the counter.
-
-        Args:
-            number: The number to add.
-        """
+    def _add(self, number):
         raise ValueError("only even numbers")
 
 
 class Slow(Counter):
-    def add(self, number: int) -> str:
-        """Add to the counter.
-
-        Args:
-            number: The number to add.
-        """
+    def _add(self, number):
         time.sleep(2)
 
 
@@ -126,13 +119,7 @@ class NeedsColumn(Counter):
 
 
 class Dies(Counter):
-    def add(self, number: int) -> str:
-        """Add to the counter.
-
-        Args:
-            number: The number to add.
-        """
-        import os
+    def _add(self, number):
         os._exit(7)
 
 

@@ -16,23 +16,23 @@ from tests.golden_messages import check_golden_messages
 typer.testing._get_command = cache(get_command)  # CliRunner builds all commands at each call, which takes 20 ms
 
 
-def invoke(*arguments: object) -> Result:
-    """Call a command with a terminal of 200 columns. The result contains the command's exception, if any."""
-    result = CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "200"})
+def invoke(*arguments: object, typed: str = "", **environment: str) -> Result:
+    """Call a command with a terminal of 200 columns and `typed` as input. The result has the exception, if any."""
+    result = CliRunner().invoke(app, [*map(str, arguments)], input=typed, env={"COLUMNS": "200", **environment})
     structlog.reset_defaults()  # some commands switch logs off
     return result
 
 
-def read_output(*arguments: object) -> str:
+def read_output(*arguments: object, typed: str = "", **environment: str) -> str:
     """Return the output of a command that succeeds."""
-    result = invoke(*arguments)
+    result = invoke(*arguments, typed=typed, **environment)
     assert result.exit_code == 0, (result.output, result.exception)
     return result.stdout
 
 
-def read_refusal(*arguments: object) -> str:
+def read_refusal(*arguments: object, **environment: str) -> str:
     """Return the error of a command that refuses its arguments or files."""
-    result = invoke(*arguments)
+    result = invoke(*arguments, **environment)
     assert isinstance(result.exception, UnusableInput), (result.output, result.exception)
     return str(result.exception)
 

@@ -11,6 +11,7 @@ from asterism.actors.cli.config_command import print_config, read_descriptions
 from asterism.configs.load import load_run
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.schema_tree import Section, find_section, get_field_types
+from tests.actors.cli.invoking import read_output
 from tests.actors.runs.running import ROOT, asterism
 
 
@@ -46,8 +47,8 @@ def test_every_key_has_a_description() -> None:
 @pytest.mark.slow
 def test_the_command_has_a_version_and_its_help_lists_run_first() -> None:
     assert asterism("--version").stdout.startswith("asterism ")
-    assert asterism("run", "-h").stdout == asterism("run", "--help").stdout != ""
-    shown = asterism("-h").stdout
+    assert read_output("run", "-h") == read_output("run", "--help") != ""
+    shown = read_output("-h")
     assert "--install-completion" in shown
     assert re.findall(r"^╭─ (\w+)", shown, re.MULTILINE) == ["Options", "Train", "Prepare", "Look", "Serve", "Machines"]
     assert re.findall(r"─ Train ─+╮\n│ (\w+)", shown) == ["run"]

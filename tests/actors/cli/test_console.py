@@ -25,7 +25,7 @@ from asterism.actors.launch.display import make_display
 from asterism.actors.replay.replay import replay_process, replay_until
 from asterism.analysis.event_logs.merged_events import merge_events
 from asterism.bus.messages import CodeOk, CodeRequested, Output
-from asterism.configs.errors import UnusableInput
+from asterism.configs.errors import EXIT_UNUSABLE, UnusableInput
 from asterism.configs.run_folder import RunFolder
 from asterism.sandbox.contract import CodeResult, SandboxFailure
 from tests.actors.runs.running import ASTERISM, ROOT
@@ -102,13 +102,9 @@ def show_replay(folder: RunFolder, console: Console) -> None:
 
 
 def show_divergence(folder: RunFolder, console: Console) -> None:
-    other = folder.path.with_name("b")
-    assert compare_runs(
-        folder,
-        RunFolder(other) if other.exists() else record_hostile_run(other, HOSTILE + "!"),
-        exact=False,
-        console=console,
-    )
+    path = folder.path.with_name("b")
+    other = RunFolder(path) if path.exists() else record_hostile_run(path, HOSTILE + "!")
+    assert compare_runs(folder, other, exact=False, console=console)
 
 
 class HostileNotebook:
@@ -150,14 +146,15 @@ def test_no_command_displays_control_sequences(
     assert terminal or escape_controls(shown) == shown  # on a terminal, rich writes sequences of its own
 
 
+@pytest.mark.parametrize("kind", [UnusableInput, SandboxFailure])
 def test_errors_are_displayed_without_control_sequences(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> None:
-        raise UnusableInput(HOSTILE)
+        raise kind(HOSTILE)
 
     monkeypatch.setattr(main, "app", fail)
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match=f"^{EXIT_UNUSABLE}$"):
         main.main()
     assert capsys.readouterr().err == f"error: {escape_controls(HOSTILE)}\n"
 

@@ -14,9 +14,10 @@ from typer.testing import Result
 from asterism.configs.errors import UnusableInput
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.tasks.checking.task_check import write_byte_tokenizer
-from tests.actors.cli.invoking import check_golden_refusals
+from tests.actors.cli.invoking import check_golden_refusals, read_refusal
 from tests.actors.cli.invoking import invoke as invoke_command
 from tests.actors.runs.running import ROOT
+from tests.engine.data.cold_start_rows import write_rows
 from tests.http_responses import Response, serving
 
 MESSAGES = Path(__file__).with_name("data_messages.txt")
@@ -40,7 +41,15 @@ def invoke(*arguments: str) -> Result:
 
 
 def write_jsonl(name: str, rows: list[Any]) -> None:
-    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(Path(name), *rows)
+
+
+def write_run(*lines: str) -> None:
+    """Write run.toml with these lines, a tokenizer of bytes, and train.jsonl with two questions."""
+    write_byte_tokenizer(Path("model"), DialogueConfig())
+    write_jsonl("train.jsonl", [{"question": f"What is {n}+{n}?", "answer": 2 * n} for n in (1, 2)])
+    data = ('name = "shown"', 'model.checkpoint = "model"', 'data.train = "train.jsonl"', 'data.test = "train.jsonl"')
+    Path("run.toml").write_text("\n".join([*data, *lines]))
 
 
 @pytest.mark.slow
@@ -93,14 +102,9 @@ def test_an_unusable_input_or_output_is_refused_before_a_file_is_written(folder:
 
 @pytest.mark.slow
 def test_rows_are_rendered_as_the_run_tokenizes_them() -> None:
-    write_byte_tokenizer(Path("model"), DialogueConfig())
-    write_jsonl("train.jsonl", [{"question": "What is 1+1?", "answer": 2}, {"question": "What is 2+2?", "answer": 4}])
+    write_run('sft.data = "sft.jsonl"')
     messages = [{"role": "user", "content": "What is 1+1?"}, {"role": "assistant", "content": "<reason>\n2"}]
     write_jsonl("sft.jsonl", [{"messages": messages}])
-    Path("run.toml").write_text(
-        'name = "shown"\nmodel.checkpoint = "model"\nsft.data = "sft.jsonl"\n'
-        'data.train = "train.jsonl"\ndata.test = "train.jsonl"\n'
-    )
     questions = invoke("render", "run.toml", "--rows", "1").output
     assert questions.startswith("train.jsonl:1\n-- context, ")
     assert "What is 1+1?" in questions
@@ -118,17 +122,12 @@ def test_rows_are_rendered_as_the_run_tokenizes_them() -> None:
 
 
 def test_dialogues_of_each_file_are_rendered_within_the_length_limit() -> None:
-    write_byte_tokenizer(Path("model"), DialogueConfig())
-    write_jsonl("train.jsonl", [{"question": "What is 1+1?", "answer": 2}])
+    files = (f'[[sft.mixture]]\nname = "{name}"\ndata = "{name}.jsonl"' for name in ("short", "long"))
+    write_run("sft.max_tokens = 1500", *files)
     for name in ("short", "long"):
         question = {"role": "user", "content": f"A {name} question: " + "1+" * (200 if name == "long" else 0) + "1"}
         messages = [question, {"role": "assistant", "content": "<reason>\n2"}]
         write_jsonl(f"{name}.jsonl", [{"messages": []}, *[{"messages": messages}] * 3])
-    Path("run.toml").write_text(
-        'name = "shown"\nmodel.checkpoint = "model"\nsft.max_tokens = 1500\n'
-        'data.train = "train.jsonl"\ndata.test = "train.jsonl"\n'
-        '[[sft.mixture]]\nname = "short"\ndata = "short.jsonl"\n[[sft.mixture]]\nname = "long"\ndata = "long.jsonl"\n'
-    )
     shown = invoke("render", "run.toml", "--source", "sft", "--rows", "2").output
     names = [line for line in shown.splitlines() if ".jsonl:" in line]
     dropped = "dropped: 1,593 tokens, sft.max_tokens is 1,500"
@@ -136,14 +135,9 @@ def test_dialogues_of_each_file_are_rendered_within_the_length_limit() -> None:
 
 
 def test_a_truncated_dialogue_is_rendered_to_its_last_trained_token() -> None:
-    write_byte_tokenizer(Path("model"), DialogueConfig())
-    write_jsonl("train.jsonl", [{"question": "What is 1+1?", "answer": 2}])
+    write_run('sft.data = "sft.jsonl"', 'sft.too_long = "truncate"')
     question, answer = ({"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "<reason>\n2"})
     write_jsonl("sft.jsonl", [{"messages": [question, answer, question, answer]}])
-    Path("run.toml").write_text(
-        'name = "shown"\nmodel.checkpoint = "model"\nsft.data = "sft.jsonl"\nsft.too_long = "truncate"\n'
-        'data.train = "train.jsonl"\ndata.test = "train.jsonl"\n'
-    )
     whole = invoke("render", "run.toml", "--source", "sft").output
     first, later = whole.split("-- ")[1:3], whole.split("-- ")[3:]
     assert len(later) == 2
@@ -207,14 +201,14 @@ def test_files_of_a_data_set_are_fetched_from_a_hub(hub: str) -> None:
         (("some/two/three", "--output", "c"), "some/two/three: "),
     ],
 )
-def test_a_failed_fetch_names_its_cause(hub: str, arguments: tuple[str, ...], problem: str) -> None:
+def test_a_failed_fetch_names_its_cause(
+    hub: str, arguments: tuple[str, ...], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub)
     for folder in "abc":
         Path(folder).mkdir()
         Path(folder, "other.parquet").touch()  # the data set has no such file
-    done = fetch(hub, *arguments)
-    assert done.returncode == 2
-    assert f"error: {problem}" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert read_refusal("data", "fetch", *arguments).startswith(problem)
 
 
 # ---------------------------------------------------------------- filter
@@ -225,15 +219,9 @@ def write_traces(solved: list[int], rollouts: int = 2) -> None:
     lines: list[dict[str, Any]] = []
     for row, count in enumerate(solved):
         data = {"name": f"rows.jsonl:{row + 1}", "prompt": f"What is {row} plus 1?", "answer": str(row + 1)}
-        lines += [
-            {
-                "task": {"data": data},
-                "rewards": {"reward": {"score": float(sample < count)}},
-                "metrics": {"correct": float(sample < count)},
-                "ok": True,
-            }
-            for sample in range(rollouts)
-        ]
+        for score in (float(sample < count) for sample in range(rollouts)):
+            figures = {"rewards": {"reward": {"score": score}}, "metrics": {"correct": score}}
+            lines.append({"task": {"data": data}, **figures, "ok": True})
     write_jsonl("traces.jsonl", lines)
 
 

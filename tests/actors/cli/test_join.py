@@ -1,4 +1,4 @@
-"""`asterism run` and `asterism join` run as real processes of two nodes on loopback."""
+"""`asterism join` runs as a real process of a second node on loopback. tests/cluster has runs over several hosts."""
 
 import socket
 import subprocess
@@ -21,10 +21,8 @@ from tests.actors.runs.running import (
     read_conserved_summary,
     read_log_entries,
     start_command,
-    succeed,
     wait_until,
 )
-from tests.processes import processes_that_name
 
 
 @pytest.fixture
@@ -62,26 +60,6 @@ def joined(port: int, key: Path, *options: str) -> Generator[subprocess.Popen[st
     finally:
         process.kill()
         process.wait()
-
-
-@pytest.mark.slow
-def test_a_run_trains_on_two_nodes_with_learner_ranks_on_both(tmp_path: Path, key: Path) -> None:
-    port = free_port()
-    settings = cluster(key, port, "cluster.nodes=2", "cluster.learner_nodes=2")
-    with launch(tmp_path, *settings) as run, joined(port, key, "--generators", "1", "--executors", "1") as node:
-        node_output = finish(node)
-        assert node.returncode == 0, node_output
-        succeed(run)
-    assert "the run is over" in node_output
-    folder = RunFolder(tmp_path / "demo")
-    read_conserved_summary(folder)
-    assert [entry["node"] for entry in read_log_entries(folder, "node.joined")] == [1]
-    fetched = [
-        line for line in (folder.logs / "generator-0@1.jsonl").read_text().splitlines() if "weights.fetched" in line
-    ]
-    assert len(fetched) >= 3  # each step fetches one version over the network
-    assert (folder.logs / "learner-1.jsonl").exists()
-    assert not processes_that_name(str(tmp_path))
 
 
 @pytest.mark.nightly

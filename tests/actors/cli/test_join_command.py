@@ -37,6 +37,7 @@ def joined(monkeypatch: pytest.MonkeyPatch, *endings: NodeEnding | Exception) ->
 
 
 JOINS = "joining the run at tcp://10.0.0.1:29600 from 10.0.0.2:29700"
+DEATH = "a process ended: [/dev/gpu7] is missing"
 AGAIN = "tcp://10.0.0.1:29600 stopped answering; joining again"
 
 
@@ -46,11 +47,7 @@ AGAIN = "tcp://10.0.0.1:29600 stopped answering; joining again"
         (["over"], 0, ["the run is over"]),
         (["lost", "lost", "over"], 0, [AGAIN, AGAIN, "the run is over"]),
         (["lost", "interrupted"], EXIT_INTERRUPTED, [AGAIN]),
-        (
-            [ProcessDied("a process ended: [/dev/gpu7] is missing")],
-            1,
-            ["failed: a process ended: [/dev/gpu7] is missing"],
-        ),
+        ([ProcessDied(DEATH)], 1, [f"failed: {DEATH}"]),
     ],
     ids=["over", "disconnected", "interrupted", "failed"],
 )

@@ -8,16 +8,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from asterism.actors.cli import local_machine
-from asterism.actors.cli.main import app
 from asterism.actors.cli.plan_command import EXIT_DOES_NOT_FIT, PlanOptions, choose_machines, plan_local_run
 from asterism.analysis.planning.plan_inputs import GIB, GPUS, Assumptions
 from asterism.analysis.simulation.cluster_model import GpuSpec
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
 from benchmarks.support.qwen3_models import QWEN3
+from tests.actors.cli.invoking import invoke
 from tests.actors.runs.running import ROOT
 
 CONFIG_1GPU = ROOT / "configs/qwen3_1.7b_1gpu.toml"
@@ -29,11 +29,10 @@ def plan(tmp_path: Path) -> Callable[..., Result]:
     """Return a function that invokes the command for the configuration of one GPU."""
     (tmp_path / "config.json").write_text(json.dumps(QWEN3["1.7B"]))
 
-    def invoke(*arguments: str) -> Result:
-        command = ["plan", str(CONFIG_1GPU), "--set", f"model.checkpoint={tmp_path}", *arguments]
-        return CliRunner(env={"COLUMNS": "160"}).invoke(app, command)
+    def plan_one_gpu(*arguments: str) -> Result:
+        return invoke("plan", CONFIG_1GPU, "--set", f"model.checkpoint={tmp_path}", *arguments)
 
-    return invoke
+    return plan_one_gpu
 
 
 def read_plan(path: Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import pty
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -12,18 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from asterism.actors.cli import sandbox_commands
 from asterism.actors.sandbox_service import sandbox_client
 from asterism.bus.messages import CodeRequested
-from tests.actors.runs.running import ASTERISM, wait_until
+from asterism.sandbox.contract import SandboxFailure
+from asterism.sandbox.load_test import PRINT
+from tests.actors.cli.chat.terminals import in_terminal
+from tests.actors.cli.invoking import invoke, read_output, read_refusal
+from tests.actors.runs.running import ASTERISM, ROOT, asterism_output, wait_until
 
 pytestmark = pytest.mark.slow
 
-PROCESS = ["--set", "sandbox.backend=process"]
-
-
-def asterism(*arguments: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
-    command, env = [*ASTERISM, "sandbox", *arguments], {**os.environ, **environ}
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, env=env)
+PROCESS = ("--set", "sandbox.backend=process")
+NO_ENGINE = "unix:///nowhere/docker.sock"
 
 
 @contextlib.contextmanager
@@ -42,40 +42,32 @@ def served(folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_the_shell_keeps_names_and_prints_what_a_model_would_read() -> None:
-    shell = asterism("shell", *PROCESS, stdin="x = 40\nx + 2\n1/0\nx\n")
-    assert shell.returncode == 0, shell.stderr
-    assert "stdout:\n42\n" in shell.stdout
-    assert 'File "<cell>", line 1, in <module>\nZeroDivisionError: division by zero' in shell.stdout
-    assert "stdout:\n40\n" in shell.stdout
+    shown = read_output("sandbox", "shell", *PROCESS, typed="x = 40\nx + 2\n1/0\nx\n")
+    assert "stdout:\n42\n" in shown
+    assert 'File "<cell>", line 1, in <module>\nZeroDivisionError: division by zero' in shown
+    assert "stdout:\n40\n" in shown
 
 
 def test_an_interrupt_ends_a_waiting_shell() -> None:
-    ours, theirs = pty.openpty()
-    command = [*ASTERISM, "sandbox", "shell", *PROCESS]
-    try:
-        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.STDOUT) as shell:
-            seen = b""
-            while b">>> " not in seen:
-                seen += os.read(ours, 1024)
-            shell.send_signal(signal.SIGINT)
-            assert shell.wait(30) != 0
-    finally:
-        os.close(ours)
-        os.close(theirs)
+    with in_terminal([*ASTERISM, "sandbox", "shell", *PROCESS], ROOT, {}) as shell:
+        shell.wait_for(">>> ")
+        shell.process.send_signal(signal.SIGINT)
+        assert shell.wait_for_end() != 0
 
 
-def test_clients_of_a_served_sandbox_are_separate_and_no_socket_remains(tmp_path: Path) -> None:
+def test_clients_of_a_served_sandbox_are_separate_and_no_socket_remains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox_commands, "_BENCHMARK_CALLS", (PRINT,))  # the other calls import packages for seconds
     with served(tmp_path) as server:
-        first = asterism("shell", "--at", str(tmp_path), stdin="x = 40\nx + 2\n")
-        second = asterism("shell", "--at", str(tmp_path), stdin="x\n")
-        bench = asterism("bench", "--at", str(tmp_path), "--seconds", "2")
-        again = asterism("serve", "--at", str(tmp_path), *PROCESS)
+        assert "42" in read_output("sandbox", "shell", "--at", tmp_path, typed="x = 40\nx + 2\n")
+        other = read_output("sandbox", "shell", "--at", tmp_path, typed="x\n")
+        bench = read_output("sandbox", "bench", "--at", tmp_path, "--seconds", 1)
+        again = read_refusal("sandbox", "serve", "--at", tmp_path, *PROCESS)
     assert server.returncode == 0
-    assert "42" in first.stdout
-    assert "NameError: name 'x' is not defined" in second.stdout
-    assert json.loads(bench.stdout.splitlines()[-1])["print_16_per_s"] > 0
-    assert again.returncode == 2
-    assert "a sandbox is served there already" in again.stderr
+    assert "NameError: name 'x' is not defined" in other
+    assert json.loads(bench.splitlines()[-1])["print_16_per_s"] > 0
+    assert "a sandbox is served there already" in again
     assert list(tmp_path.iterdir()) == []
 
 
@@ -116,38 +108,29 @@ def test_a_server_removes_ended_clients_and_ends_without_its_sockets(
 
 def test_a_killed_server_is_reported_to_the_client(tmp_path: Path) -> None:
     command = [*ASTERISM, "sandbox", "shell", "--at", str(tmp_path)]
-    with (
-        served(tmp_path) as server,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shell,
-    ):
-        assert shell.stdin is not None
-        assert shell.stdout is not None
-        shell.stdin.write("1 + 1\n")
-        shell.stdin.flush()
-        assert any("2" in line for line in shell.stdout)
+    with served(tmp_path) as server, in_terminal(command, ROOT, {}) as shell:
+        shell.enter("1 + 1\n", "stdout:\n2\n")
         server.kill()
         server.wait()
-        output, _ = shell.communicate("1 + 1\n", timeout=60)
-    assert "infrastructure: the sandbox server has ended" in output
+        shell.enter("1 + 1\n", "infrastructure: the sandbox server has ended")
 
 
 def test_a_missing_docker_engine_has_a_remedy() -> None:
-    shell = asterism("shell", "--set", "sandbox.backend=docker", DOCKER_HOST="unix:///nowhere/docker.sock")
-    assert shell.returncode == 2
-    assert "no engine at unix:///nowhere/docker.sock. Install Docker Engine" in shell.stderr
+    result = invoke("sandbox", "shell", "--set", "sandbox.backend=docker", DOCKER_HOST=NO_ENGINE)
+    assert isinstance(result.exception, SandboxFailure)
+    assert f"no engine at {NO_ENGINE}. Install Docker Engine" in str(result.exception)
 
 
 def test_auto_without_docker_falls_back_to_processes() -> None:
-    doctor = asterism("doctor", "--set", "sandbox.time_limit_s=1", DOCKER_HOST="unix:///nowhere/docker.sock")
-    assert doctor.returncode == 0, doctor.stdout
-    assert "backend: process" in doctor.stdout
-    assert "No containers: no Docker engine" in doctor.stdout
-    assert "ESCAPED" not in doctor.stdout
+    shown = read_output("sandbox", "doctor", "--set", "sandbox.time_limit_s=1", DOCKER_HOST=NO_ENGINE)
+    assert "backend: process" in shown
+    assert "No containers: no Docker engine" in shown
+    assert "ESCAPED" not in shown
 
 
 @pytest.mark.docker
 def test_containers_contain_every_escape_attempt() -> None:
-    doctor = asterism("doctor", "--set", "sandbox.backend=docker", "--set", "sandbox.time_limit_s=1")
-    assert doctor.returncode == 0, doctor.stdout + doctor.stderr
-    assert "backend: docker" in doctor.stdout
-    assert "ESCAPED" not in doctor.stdout
+    settings = ("--set", "sandbox.backend=docker", "--set", "sandbox.time_limit_s=1")
+    shown = asterism_output("sandbox", "doctor", *settings)
+    assert "backend: docker" in shown
+    assert "ESCAPED" not in shown

@@ -4,35 +4,16 @@ import asyncio
 import io
 
 import pytest
-from rich.console import Console
 
 from asterism.actors.cli.sandbox_commands import run_shell
-from asterism.bus.messages import CodeOk, CodeRequested, Output
-from asterism.sandbox.contract import CodeResult, SandboxFailure
+from tests.actors.cli.chat.scripted_chats import BROKEN, ScriptedSandbox
+from tests.consoles import capture
 
 
-class Notebook:
-    """A notebook that prints each cell; the cell `break` raises an infrastructure failure."""
-
-    def __init__(self) -> None:
-        self.calls: list[CodeRequested] = []
-        self.ended: list[int] = []
-
-    async def run(self, call: CodeRequested) -> CodeResult:
-        self.calls.append(call)
-        if call.code == "break":
-            raise SandboxFailure("the server [died]")
-        return CodeResult(CodeOk(Output(call.code)), 0.0015)
-
-    async def end_notebook(self, trajectory_id: int) -> None:
-        self.ended.append(trajectory_id)
-
-
-def conversed(typed: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Notebook, str]:
+def conversed(typed: str, monkeypatch: pytest.MonkeyPatch) -> tuple[ScriptedSandbox, str]:
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
-    notebook, file = Notebook(), io.StringIO()
-    asyncio.run(run_shell(notebook, Console(file=file, width=40)))
-    return notebook, file.getvalue()
+    notebook = ScriptedSandbox()
+    return notebook, capture(lambda console: asyncio.run(run_shell(notebook, console)), width=40)
 
 
 @pytest.mark.parametrize(
@@ -61,10 +42,10 @@ def test_all_cells_share_one_notebook_that_ends_with_the_shell(monkeypatch: pyte
 def test_a_result_is_printed_verbatim(monkeypatch: pytest.MonkeyPatch) -> None:
     _, shown = conversed("x[:100:2] + '[bold]' + '[/]' + 'longer than a line'\n", monkeypatch)
     assert "\nx[:100:2] + '[bold]' + '[/]' + 'longer than a line'\n" in shown
-    assert shown.endswith("(1.5 ms)\n")
+    assert shown.endswith("(10.0 ms)\n")
 
 
 def test_the_shell_continues_after_an_infrastructure_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    notebook, shown = conversed("break\n1\n", monkeypatch)
+    notebook, shown = conversed(f"{BROKEN}\n1\n", monkeypatch)
     assert "infrastructure: the server [died]\n" in shown
     assert notebook.calls[-1].code == "1"

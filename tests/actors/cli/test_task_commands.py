@@ -11,6 +11,7 @@ from asterism.tasks.checking.task_check import write_byte_tokenizer
 from tests.actors.cli.checked_tasks import CODE, ROWS
 from tests.actors.cli.invoking import check_golden_refusals, invoke
 from tests.actors.runs.running import asterism
+from tests.engine.data.cold_start_rows import write_rows
 
 pytestmark = pytest.mark.slow
 MESSAGES = Path(__file__).with_name("task_check_messages.txt")
@@ -21,12 +22,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write code and rows to the current folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "counting.py").write_text(CODE)
-    write_rows(*ROWS)
+    write_rows(tmp_path / "rows.jsonl", *ROWS)
     return tmp_path
-
-
-def write_rows(*rows: dict[str, Any]) -> None:
-    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def check(*arguments: str) -> tuple[int, str, dict[str, Any]]:
@@ -57,11 +54,8 @@ def test_tools_are_called_with_wrong_and_right_arguments_and_the_answers_are_gra
     assert [call["text"] for call in wrong["calls"]] == ['Tool call failure\n"name" must be a string, not []']
     assert [(call["status"], call["text"]) for call in right["calls"]] == [("ok", "age of text")]
     assert answer == {"text": "</reason>\n<answer>\\boxed{5}</answer>", "calls": []}
-    assert [(play["row"], play["reward"]) for play in checked["plays"]] == [
-        ("rows.jsonl:1", 1.0),
-        ("rows.jsonl:3", 0.0),
-        ("rows.jsonl:4", 1.0),
-    ]
+    rewards = {play["row"]: play["reward"] for play in checked["plays"]}
+    assert list(rewards.items()) == [("rows.jsonl:1", 1.0), ("rows.jsonl:3", 0.0), ("rows.jsonl:4", 1.0)]
     assert [(each["name"], each["calls"]) for each in checked["times"]] == [("look_up", 3), ("reward", 3)]
     assert "limits  prompt 1,024 tokens, response 8,192 tokens, 10 turns; a call 30 s, a reward 60 s" in output
     assert '    "name" must be a string, not []\n' in output
@@ -80,11 +74,7 @@ def test_an_environment_of_trl_appends_text_to_the_prompt_and_gives_the_reward()
         'Tool call failure\n"number" must be an integer, not []',
         "It is 19.",
     ]
-    assert [play["components"] for play in checked["plays"]] == [
-        {"environment": 16.0},
-        {"environment": 18.0},
-        {"environment": 19.0},
-    ]
+    assert [play["components"] for play in checked["plays"]] == [{"environment": each} for each in (16.0, 18.0, 19.0)]
     assert [(each["name"], each["calls"]) for each in checked["times"]] == [("reset", 3), ("add", 3), ("reward", 3)]
 
 
@@ -109,14 +99,8 @@ def test_a_tool_with_a_sandbox_runs_programs() -> None:
 
 
 def test_a_reward_for_texts_that_contain_the_truth_lets_attacks_pass() -> None:
-    arguments = (
-        "counting.py:TOOLS",
-        "--data",
-        "rows.jsonl",
-        "--set",
-        "reward.functions.score=counting.py:score_answer",
-    )
-    exit_code, output, checked = check(*arguments, "--attack")
+    score = ("--set", "reward.functions.score=counting.py:score_answer")
+    exit_code, output, checked = check("counting.py:TOOLS", "--data", "rows.jsonl", *score, "--attack")
     passed = {each["name"]: each["passes"] for each in checked["attacks"]}
     assert passed["all candidates"] == passed["retraction"] == 24
     assert passed["empty"] == passed["exit"] == 0
@@ -144,10 +128,17 @@ def test_an_environment_that_rewards_an_empty_answer_is_a_problem() -> None:
 # ---------------------------------------------------------------- problems
 
 
-def test_only_the_async_tool_that_blocks_the_event_loop_is_named() -> None:
-    ((status, subject, detail),) = find("PAUSES")
-    assert (status, subject) == ("problem", "pause")
-    assert detail.startswith("blocks the event loop for ")
+@pytest.mark.parametrize(
+    ("name", "subject", "detail"),
+    [
+        ("PAUSES", "pause", "blocks the event loop for "),  # and not `rest`, which is async and waits
+        ("Dice", "replayable", "replayable = True, but roll has two results for rows.jsonl:1: '"),
+    ],
+)
+def test_a_tool_that_blocks_the_event_loop_or_is_random_is_named(name: str, subject: str, detail: str) -> None:
+    ((status, *found),) = find(name)
+    assert (status, found[0]) == ("problem", subject)
+    assert found[1].startswith(detail)
 
 
 FAILED_ROWS = "4 of 4 rows: rows.jsonl:1, rows.jsonl:2, rows.jsonl:3 and 1 more"
@@ -204,12 +195,6 @@ def test_a_call_that_never_returns_is_a_problem(name: str, settings: tuple[str, 
     assert ("problem", *problem) in find(name, *settings)
 
 
-def test_a_replayable_class_with_a_global_generator_is_a_problem() -> None:
-    ((status, subject, detail),) = find("Dice")
-    assert (status, subject) == ("problem", "replayable")
-    assert detail.startswith("replayable = True, but roll has two results for rows.jsonl:1: '")
-
-
 def test_rows_that_fail_or_lack_an_answer_are_counted_over_the_whole_file(folder: Path) -> None:
     (folder / "partial.py").write_text(
         "def score(completions, ground_truth):\n"
@@ -219,26 +204,20 @@ def test_rows_that_fail_or_lack_an_answer_are_counted_over_the_whole_file(folder
     for number in (3, 11, 19):  # 12% of the rows
         rows[number]["answer"] = "eleven"
     del rows[7]["answer"]
-    write_rows(*rows)
+    write_rows(folder / "rows.jsonl", *rows)
     findings = find("TOOLS", "--set", "reward.functions.score=partial.py:score")
-    problems = [each for each in findings if each[0] == "problem"]
-    assert problems == [
-        (
-            "problem",
-            "reward",
-            "score raised ValueError: could not convert string to float: 'eleven' "
-            "(4 of 25 rows: rows.jsonl:4, rows.jsonl:8, rows.jsonl:12 and 1 more)",
-        ),
-        ("problem", "rows", "1 of 25 rows have no answer: rows.jsonl:8"),
-    ]
-    (success,) = [detail for status, subject, detail in findings if (status, subject) == ("hint", "success")]
-    assert success == (
+    failed = "score raised ValueError: could not convert string to float: 'eleven' "
+    failed += "(4 of 25 rows: rows.jsonl:4, rows.jsonl:8, rows.jsonl:12 and 1 more)"
+    passing = (
         "a wrong answer is a success (reward > 0) in 21 of 21 rows, such as rows.jsonl:1: reward 0.25 (score 0.25)"
     )
+    unanswered = ("problem", "rows", "1 of 25 rows have no answer: rows.jsonl:8")
+    assert [each for each in findings if each[0] == "problem"] == [("problem", "reward", failed), unanswered]
+    assert ("hint", "success", passing) in findings
 
 
 def test_an_unusable_row_is_named_with_its_file_and_field(folder: Path) -> None:
-    write_rows(ROWS[0], {"question": "", "answer": "1"}, ROWS[2])
+    write_rows(folder / "rows.jsonl", ROWS[0], {"question": "", "answer": "1"}, ROWS[2])
     problem = f"{folder}/rows.jsonl: row 2, field `question`: no question; expected a non-empty string"
     assert find("TOOLS") == [("problem", "rows", f"{problem} (usable rows before it: 1)")]
 
@@ -287,4 +266,4 @@ def test_the_command_exits_with_2_for_unusable_input_and_its_help_has_an_example
     refused = asterism("task", "check", f"{folder}/counting.py:nope", "--data", f"{folder}/rows.jsonl")
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: tasks.nope.import: ")
-    assert "Example: asterism task check" in " ".join(asterism("task", "check", "-h").stdout.split())
+    assert "Example: asterism task check" in " ".join(invoke("task", "check", "-h").stdout.split())

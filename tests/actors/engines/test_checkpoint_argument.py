@@ -39,6 +39,7 @@ def test_a_run_names_its_newest_model_and_a_step_names_its_own_model(text: str, 
     expected = CheckpointArgument(text, run.get_checkpoint_path(10), run, 10)
     assert parse_checkpoint_argument(text) == expected
     assert list_exported_steps(run) == [0, 2, 10]
+    assert find_run_step(text).step == (10 if "10" in text else 20)  # it needs no exported model
 
 
 def test_the_best_step_is_read_from_the_evaluations(run: RunFolder) -> None:
@@ -47,7 +48,7 @@ def test_the_best_step_is_read_from_the_evaluations(run: RunFolder) -> None:
     ):
         parse_checkpoint_argument("demo:best")
     (run.checkpoints / "best.json").write_text('{"step": 2, "label": "x", "reward": 1, "evaluated_step": 10}')
-    assert parse_checkpoint_argument("demo:best").step == 2
+    assert parse_checkpoint_argument("demo:best").step == find_run_step("demo:best").step == 2
 
 
 def test_a_checkpoint_folder_belongs_to_its_run(run: RunFolder) -> None:

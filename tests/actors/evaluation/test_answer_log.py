@@ -95,12 +95,8 @@ class World:
 
         other = cast(Any, SimpleNamespace(quiet=False, on_decision=on_decision))
         self.observer = AnswerObserver(self.log, self.planned, other)
-        groups = [
-            start_group(
-                1, place, group_id=place, purpose="evaluate", problem=f"aime:{place}", ground_truth="4", seed=50 + place
-            )
-            for place in range(3)
-        ]
+        fields = {"purpose": "evaluate", "ground_truth": "4"}
+        groups = (start_group(1, n, group_id=n, problem=f"aime:{n}", seed=50 + n, **fields) for n in range(3))
         self.observer.on_decision(0.0, REQUEST, [Send("rollout-0", group) for group in groups])
 
     def end(self, *events: msg.TrajectoryFinished | msg.TrajectoryFailed) -> list[AnswerRecord]:
@@ -120,11 +116,8 @@ async def test_a_recovered_head_writes_each_answer_once_and_replaces_failures(tm
     assert [(each.place, each.ending, each.correct) for each in first] == [(0, "answered", True), (1, "failed", False)]
     world.start()
     again = world.end(finish_group(0, 0.0), finish_group(1, 0.0), finish_group(2, 1.0))
-    assert [(each.place, each.ending, each.correct) for each in again] == [
-        (0, "answered", True),
-        (1, "answered", False),
-        (2, "answered", True),
-    ]
+    assert {each.ending for each in again} == {"answered"}
+    assert [(each.place, each.correct) for each in again] == [(0, True), (1, False), (2, True)]
     assert len(world.path.read_bytes().splitlines()) == 4
     assert [each.seed for each in await world.log.list_answers("sampled", 0)] == [50, 51, 52]
     assert world.seen.count(REQUEST) == 2

@@ -21,17 +21,13 @@ from asterism.configs.schema.machines import OpenAIConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.engine_code import find_evaluated_models
 from tests.actors.cli.invoking import check_golden_refusals
+from tests.engine.data.cold_start_rows import write_rows
 
 MESSAGES = Path(__file__).with_name("eval_messages.txt")
 TRAINED = (
     *("name=trained", "seed=5", "prepare.import=a.py:A", "rl.max_staleness=1", "rl.prompts=2", "dialogue.max_turns=7"),
-    *(
-        "evaluation.every=2",
-        "evaluation.sampling.temperature=0.5",
-        "evaluation.response_tokens=9000",
-        "learner.lora.rank=4",
-        "learner.lora.publish=adapters",
-    ),
+    *("evaluation.every=2", "evaluation.sampling.temperature=0.5", "evaluation.response_tokens=9000"),
+    *("learner.lora.rank=4", "learner.lora.publish=adapters"),
 )
 
 
@@ -44,8 +40,7 @@ def write_model(folder: Path) -> Path:
 
 def write_questions(path: Path, count: int = 3) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f'{{"question": "{number}?", "answer": "1"}}\n' for number in range(count)))
-    return path
+    return write_rows(path, *({"question": f"{number}?", "answer": "1"} for number in range(count)))
 
 
 @pytest.fixture
@@ -80,10 +75,8 @@ def test_an_evaluation_without_sets_has_the_questions_of_the_run(trained: RunFol
     (unnamed,) = build(trained.path).resolved_evaluation_sets
     assert (unnamed.name, unnamed.data, unnamed.samples) == ("", str(trained.data / "test.jsonl"), 1)
     (named,) = build(trained.path, samples=4, questions=2).resolved_evaluation_sets
-    assert (named.name, named.data, named.samples, named.questions) == (
-        *("test", str(trained.data / "test.jsonl")),
-        *(4, 2),
-    )
+    assert (named.name, named.data) == ("test", str(trained.data / "test.jsonl"))
+    assert (named.samples, named.questions) == (4, 2)
 
 
 def test_a_run_that_carries_groups_can_be_evaluated(trained: RunFolder) -> None:
@@ -171,12 +164,8 @@ def test_urls_with_a_path_belong_to_servers_with_openai_s_api(trained: RunFolder
     server = ServerOptions(tmp_path / "tokenizer", "qwen", "MY_KEY")
     setup = build_evaluation_setup(EvalOptions(urls, ["engine.max_running=8"], trained.config, server=server))
     run = setup.run
-    assert (run.engine.kind, run.engine.num_engines, run.engine.kv_tokens, run.engine.max_running) == (
-        "openai",
-        2,
-        0,
-        8,
-    )
+    engine = run.engine
+    assert (engine.kind, engine.num_engines, engine.kv_tokens, engine.max_running) == ("openai", 2, 0, 8)
     assert run.openai == OpenAIConfig(("http://10.0.0.1:8000/v1", urls[1]), "qwen", "MY_KEY")
     assert (run.servers.urls, run.sglang.external_urls) == (run.openai.urls, ())
     assert (run.name, run.model.checkpoint) == ("eval-10.0.0.1-8000-v1", str(tmp_path / "tokenizer"))

@@ -55,8 +55,4 @@ async def test_a_question_over_the_prompt_limit_counts_as_wrong(tmp_path: Path) 
     await metrics.write(MetricsRecorded("evaluation", 4, "end_sampled", {"accuracy": 1.0}))
     (line,) = written
     assert line.values["accuracy"] == 1.0
-    assert {key: line.values[f"set aime: {key}"] for key in ("avg@2", "pass@2", "majority@2")} == {
-        "avg@2": 0.5,
-        "pass@2": 0.5,
-        "majority@2": 0.5,
-    }
+    assert [line.values[f"set aime: {key}@2"] for key in ("avg", "pass", "majority")] == [0.5, 0.5, 0.5]

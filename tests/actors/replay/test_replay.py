@@ -51,11 +51,11 @@ def test_only_the_result_of_the_last_call_is_replaced() -> None:
 
 
 def test_a_replaced_failure_is_not_counted() -> None:
-    failed = replay_recorded(first_outcome=CodeTimedOut(Output(), 4.0))
+    timed_out = CodeTimedOut(Output(), 4.0)
+    failed = replay_recorded(first_outcome=timed_out)
     assert failed.turn_starts[1].calls_failed == 1
-    works = replay_recorded(
-        first_outcome=CodeTimedOut(Output(), 4.0), tool_result=ResultOverride(failed.last_results[1], "now it works")
-    )
+    now_works = ResultOverride(failed.last_results[1], "now it works")
+    works = replay_recorded(first_outcome=timed_out, tool_result=now_works)
     assert works.turn_starts[1].calls_failed == 0
 
 
@@ -78,7 +78,8 @@ def test_a_trajectory_is_replayed_from_the_later_of_two_launches(tmp_path: Path)
         replay_trajectory(log, Rollout({"": rules(result_characters=1)}), TID)
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])  # odd seeds kill executors
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])  # odd seeds kill executors
 def test_replayed_trajectories_end_as_in_their_run_with_faults(seed: int, tmp_path: Path) -> None:
     world = live(seed)
     log = write_world_logs(world, tmp_path).events / "rollout-0.sqlite"

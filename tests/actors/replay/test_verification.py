@@ -92,21 +92,17 @@ def test_a_damaged_log_is_found(world: World, folder: RunFolder, process: str, f
     assert (result.difference.process, result.difference.what) == (process, "effects")
 
 
-def test_a_complete_replay_follows_a_failure_of_the_verifying_thread(
-    world: World, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failed = threading.Event()
+def test_a_complete_replay_follows_a_failure_of_the_verifying_thread(world: World, folder: RunFolder) -> None:
+    failed, failing = threading.Event(), pytest.MonkeyPatch()
 
     def fail(replay: LogReplay, **options: object) -> None:
-        monkeypatch.undo()
+        failing.undo()
         failed.set()
         raise OSError("the disk does not answer")
 
-    monkeypatch.setattr(verification, "build_deciders", lambda process, run, at, _: build_deciders(world, at, process))
-    monkeypatch.setattr(LogReplay, "catch_up", fail)
+    failing.setattr(LogReplay, "catch_up", fail)
     verifier = RunVerifier(world.run, folder, 0.0)
     assert failed.wait(60)
-    monkeypatch.setattr(verification, "build_deciders", lambda process, run, at, _: build_deciders(world, at, process))
     result = verifier.finish(lambda line: None)
     assert (result.identical, result.num_events) == (True, sum(len(each.events) for each in world.logs.values()))
 

@@ -64,10 +64,10 @@ def printed(text: str) -> msg.CodeOk:
     return msg.CodeOk(msg.Output(text))
 
 
-async def begin(server: Server, client: SandboxClient) -> asyncio.Task[CodeResult]:
+async def begin(server: Server, client: SandboxClient, number: int = 0) -> asyncio.Task[CodeResult]:
     """Start a call, and wait until the server has received the call."""
-    running = asyncio.create_task(client.run(call(7, 0)))
-    await server.receive()
+    running = asyncio.create_task(client.run(call(7, number)))
+    assert await server.receive() == call(7, number)
     return running
 
 
@@ -129,12 +129,10 @@ def test_a_folder_without_a_served_sandbox_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_cancelled_call_is_stopped_and_its_notebook_is_restored(server: Server, client: SandboxClient) -> None:
-    first = asyncio.ensure_future(client.run(call(7, 0)))
-    assert await server.receive() == call(7, 0)
+    first = await begin(server, client)
     await server.send(msg.CodeFinished(7, 0, printed("a"), 0.1, LIFE))
     await first
-    second = asyncio.ensure_future(client.run(call(7, 1)))
-    assert await server.receive() == call(7, 1)
+    second = await begin(server, client, 1)
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
         await second

@@ -107,6 +107,13 @@ async def ask(client: Bus, message: msg.AnyMessage) -> msg.AnyMessage:
     return (await client.receive()).message
 
 
+async def ask_in_vain(client: Bus, message: msg.AnyMessage) -> str:
+    """Return the cause of the failure that the server answers."""
+    answer = await ask(client, message)
+    assert isinstance(answer, msg.CallFailed)
+    return answer.cause
+
+
 async def count_cells(client: Bus, trajectory_id: int) -> str:
     answer = await ask(client, cell(trajectory_id))
     assert isinstance(answer, msg.CodeFinished), answer
@@ -142,7 +149,7 @@ async def test_messages_that_once_ended_the_service_are_answered_or_dropped() ->
                 await client.send(SERVED_ADDRESS, message)
             failed = await ask(client, cell(3, 4, "no number"))
             assert failed == msg.CallFailed(3, 4, "sandbox: ValueError in the sandbox server", SERVED_ADDRESS)
-            assert isinstance(await ask(client, msg.AnswerSubmitted(3, "x", "1")), msg.CallFailed)
+            await ask_in_vain(client, msg.AnswerSubmitted(3, "x", "1"))
     assert [(log["event"], log.get("kind")) for log in logs if "refused" in log["event"]] == [
         ("message.refused", "Shutdown")
     ]
@@ -167,9 +174,8 @@ async def test_clients_over_the_limit_get_a_clear_answer_until_another_client_en
     async with serving(max_clients=1) as served:
         first, second = served.connect(HONEST), served.connect("client-2")
         assert await count_cells(first, 7) == "1"
-        refusal = await ask(second, cell(7))
-        assert isinstance(refusal, msg.CallFailed)
-        assert refusal.cause.startswith("the sandbox server has 1 clients already; end one")
+        cause = await ask_in_vain(second, cell(7))
+        assert cause.startswith("the sandbox server has 1 clients already; end one")
         served.living -= {HONEST, "client-2"}
         await served.gateway.forget_ended_clients()
         third = served.connect("client-3")
@@ -189,9 +195,7 @@ async def test_a_client_with_too_many_notebooks_gets_a_clear_answer(monkeypatch:
     async with serving() as served:
         client = served.connect(HONEST)
         assert [await count_cells(client, each) for each in (1, 2)] == ["1", "1"]
-        answer = await ask(client, cell(3))
-        assert isinstance(answer, msg.CallFailed)
-        assert answer.cause == "this client has 2 notebooks already; end one"
+        assert await ask_in_vain(client, cell(3)) == "this client has 2 notebooks already; end one"
         await client.send(SERVED_ADDRESS, msg.SessionEnded(1))
         assert await count_cells(client, 3) == "1"
 
@@ -206,11 +210,8 @@ async def test_the_cells_that_the_server_keeps_for_a_client_are_bounded(monkeypa
             await client.send(SERVED_ADDRESS, msg.SessionRestored(trajectory_id, large))
         assert await count_cells(client, 1) == "4"
         for trajectory_id in (2, 3):
-            answer = await ask(client, cell(trajectory_id))
-            assert isinstance(answer, msg.CallFailed)
-            assert answer.cause == full, "its state would lack the restored cells"
-        answer = await ask(client, cell(4, 0, "x" * (400 << 10)))
-        assert isinstance(answer, msg.CallFailed) and answer.cause == full
+            assert await ask_in_vain(client, cell(trajectory_id)) == full, "its state would lack the restored cells"
+        assert await ask_in_vain(client, cell(4, 0, "x" * (400 << 10))) == full
         assert len(served.sandbox.notebooks) == 1
         assert await count_cells(other, 1) == "1"
         await client.send(SERVED_ADDRESS, msg.SessionEnded(1))

@@ -1,9 +1,7 @@
 """Each backend receives the lines of metrics.jsonl, both recorded lines and those of a live run."""
 
 import json
-import os
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +15,8 @@ from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.machines import MetricsConfig
 from asterism.configs.schema.run_config import RunConfig
-from tests.actors.cli.invoking import read_refusal
-from tests.actors.runs.running import Start, asterism_output, metrics
+from tests.actors.cli.invoking import read_output, read_refusal
+from tests.actors.runs.running import ROOT, Start, asterism_output, metrics
 from tests.actors.sinks.backends import Stored, expected_values, read_backend, write_lines
 
 pytestmark = pytest.mark.slow
@@ -38,8 +36,17 @@ REPEATED = (
 )
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """Make a finished run with the recorded lines."""
+    folder = RunFolder(tmp_path)
+    write_resolved(RunConfig(name="demo", metrics=MetricsConfig(wandb_mode="offline")), folder.config)
+    write_lines(folder, *RECORDED)
+    return folder
+
+
 def sync(folder: RunFolder, *arguments: str) -> str:
-    return asterism_output("metrics", "sync", folder.path, *arguments)
+    return read_output("metrics", "sync", folder.path, *arguments)
 
 
 def check_last_values(stored: Stored, folder: RunFolder) -> None:
@@ -52,10 +59,7 @@ def check_last_values(stored: Stored, folder: RunFolder) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(each, marks=() if each == "wandb" else pytest.mark.nightly) for each in SINKS]
 )
-def test_a_backend_continues_its_run_after_repeated_steps(name: str, tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    write_resolved(RunConfig(name="demo", metrics=MetricsConfig(wandb_mode="offline")), folder.config)
-    write_lines(folder, *RECORDED)
+def test_a_backend_continues_its_run_after_repeated_steps(name: str, folder: RunFolder) -> None:
     assert f"{name}: 6 of 6 records delivered now, 0 not delivered" in sync(folder, "--sink", name)
     first = read_backend(name, folder)
     check_last_values(first, folder)
@@ -73,14 +77,11 @@ def test_a_backend_continues_its_run_after_repeated_steps(name: str, tmp_path: P
     check_last_values(second, folder)
 
 
-def test_texts_of_health_reports_are_delivered(tmp_path: Path) -> None:
+def test_texts_of_health_reports_are_delivered(folder: RunFolder) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    folder = RunFolder(tmp_path)
-    write_resolved(RunConfig(name="demo"), folder.config)
-    write_lines(folder, *RECORDED)
-    sync(folder, "--sink", "tensorboard")
-    events = EventAccumulator(str(tmp_path / "tensorboard" / "rl")).Reload().Tensors("health/entropy_message")
+    asterism_output("metrics", "sync", folder.path, "--sink", "tensorboard")
+    events = EventAccumulator(str(folder.path / "tensorboard" / "rl")).Reload().Tensors("health/entropy_message")
     assert [(event.step, event.tensor_proto.string_val) for event in events] == [
         (2, [b"warn: the entropy is 0.01 nats"])
     ]
@@ -117,16 +118,13 @@ def test_every_backend_has_the_metrics_of_a_run_that_was_killed_and_resumed(
         assert count_undelivered(folder, name)[0] == 0
 
 
-def test_a_sink_without_its_package_is_refused_with_the_name_of_the_extra(tmp_path: Path) -> None:
-    hide = "import sys; sys.modules['wandb'] = None; from asterism.actors.cli.main import main; main()"
+def test_a_sink_without_its_package_is_refused_with_the_name_of_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
     settings = ("--set", f"runs_folder={tmp_path}", "--set", 'metrics.sinks=["wandb"]')
-    command = [sys.executable, "-c", hide, "run", "configs/tiny.toml", *settings]
-    finished = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "400"}
-    )
-    assert finished.returncode == 2
-    assert 'metrics.sinks: "wandb" needs the package wandb, which is not installed: pip install "asterism[wandb]"' in (
-        finished.stderr
+    assert read_refusal("run", ROOT / "configs/tiny.toml", *settings) == (
+        'metrics.sinks: "wandb" needs the package wandb, which is not installed: pip install "asterism[wandb]"'
     )
     assert not (tmp_path / "demo").exists()
 
@@ -135,7 +133,5 @@ def test_a_sink_without_its_package_is_refused_with_the_name_of_the_extra(tmp_pa
     ("arguments", "cause"),
     [(("--sink", "visdom"), '"visdom" is no sink; known: tensorboard'), ((), "the run has no metrics.sinks")],
 )
-def test_a_sync_without_a_known_sink_is_refused(arguments: tuple[str, ...], cause: str, tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    write_resolved(RunConfig(name="demo"), folder.config)
-    assert cause in read_refusal("metrics", "sync", tmp_path, *arguments)
+def test_a_sync_without_a_known_sink_is_refused(arguments: tuple[str, ...], cause: str, folder: RunFolder) -> None:
+    assert cause in read_refusal("metrics", "sync", folder.path, *arguments)

@@ -34,15 +34,8 @@ class SinksOfRun:
 
     def build_argv(self, name: str, follow: bool) -> list[str]:
         self.started.append((name, follow))
-        argv = [
-            sys.executable,
-            "-m",
-            "tests.actors.sinks.file_sink",
-            name,
-            str(self.folder.path),
-            self.behaviours[name],
-        ]
-        return [*argv, "--follow"] if follow else argv
+        program = [sys.executable, "-m", "tests.actors.sinks.file_sink"]
+        return [*program, name, str(self.folder.path), self.behaviours[name], *["--follow"] * follow]
 
     async def wait_for_output(self, name: str, text: str) -> None:
         path = self.folder.path / f"{name}.out"

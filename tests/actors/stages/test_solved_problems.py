@@ -16,6 +16,7 @@ from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.success import SuccessRule
 from asterism.engine.data.datasets import PLAIN_ROWS, RowLayout
+from tests.engine.data.cold_start_rows import write_rows
 
 STARTED, ENDED, RESUMED = (f"2026-11-26T10:0{minute}:00.5Z" for minute in range(3))
 
@@ -34,8 +35,13 @@ def write_logs(folder: RunFolder, groups: list[tuple[int, str, list[float | None
         for group_id, _, rewards in groups
         for place, reward in enumerate(rewards)
     ]
-    (folder.logs / "head.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in starts))
-    (folder.logs / "rollout-0.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in ends))
+    write_rows(folder.logs / "head.jsonl", *starts)
+    write_rows(folder.logs / "rollout-0.jsonl", *ends)
+
+
+def append_line(log: Path, line: dict[str, Any] | str) -> None:
+    with log.open("a") as file:
+        file.write(line if isinstance(line, str) else f"{json.dumps(line)}\n")
 
 
 def _start(group_id: int, problem: str, size: int, purpose: str = "train") -> dict[str, Any]:
@@ -80,8 +86,7 @@ def test_a_problem_is_solved_if_all_rollouts_of_its_last_group_are_successes(fol
 
 def test_rollouts_from_before_a_resume_do_not_solve_a_group_with_the_same_id(folder: RunFolder) -> None:
     write_logs(folder, [(5, "train.jsonl:1", [1.0, 1.0])])
-    with (folder.logs / "head.jsonl").open("a") as file:
-        file.write(f"{json.dumps(_start(5, 'train.jsonl:2', 2) | {'timestamp': RESUMED})}\n")
+    append_line(folder.logs / "head.jsonl", _start(5, "train.jsonl:2", 2) | {"timestamp": RESUMED})
     assert read_solved_problems(folder, SuccessRule()) == {"": set()}
 
 
@@ -92,18 +97,15 @@ def test_rows_of_two_tasks_are_different_problems(folder: RunFolder) -> None:
 
 def test_test_questions_and_an_incomplete_last_line_are_ignored(folder: RunFolder) -> None:
     write_logs(folder, [(1, "train.jsonl:1", [1.0, 1.0])])
-    with (folder.logs / "head.jsonl").open("a") as file:
-        file.write(f"{json.dumps(_start(2, 'test.jsonl:1', 1, 'evaluate'))}\n")
-        file.write('{"event": "group.started", "purp')
-    with (folder.logs / "rollout-0.jsonl").open("a") as file:
-        file.write(f"{json.dumps(_end(2, 30, 1.0))}\n")
+    append_line(folder.logs / "head.jsonl", _start(2, "test.jsonl:1", 1, "evaluate"))
+    append_line(folder.logs / "head.jsonl", '{"event": "group.started", "purp')
+    append_line(folder.logs / "rollout-0.jsonl", _end(2, 30, 1.0))
     assert read_solved_problems(folder, SuccessRule()) == {"": {"train.jsonl:1"}}
 
 
 def test_a_damaged_log_is_refused_with_its_line(folder: RunFolder) -> None:
     write_logs(folder, [(1, "train.jsonl:1", [1.0, 1.0])])
-    with (folder.logs / "head.jsonl").open("a") as file:
-        file.write('{"event": "group.started", "purp\n')
+    append_line(folder.logs / "head.jsonl", '{"event": "group.started", "purp\n')
     with pytest.raises(UnusableInput, match=r"head\.jsonl: line 2"):
         read_solved_problems(folder, SuccessRule())
 
@@ -116,9 +118,7 @@ def test_a_missing_log_is_refused_by_name(folder: RunFolder) -> None:
 def test_unsolved_rows_keep_all_fields_and_their_order(tmp_path: Path) -> None:
     source, target = tmp_path / "train.jsonl", tmp_path / "unsolved.jsonl"
     rows = [{"question": f"{number} + 1?", "answer": str(number + 1), "level": number} for number in range(1, 5)]
-    source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    with source.open("a") as file:
-        file.write("{\n")
+    append_line(write_rows(source, *rows), "{\n")
     results = make_results("train.jsonl:1", "train.jsonl:3", visited=("train.jsonl:2",))
     count = write_unsolved_rows(source, PLAIN_ROWS, results, target, max_bad_rows=1)
     assert (count, count.unsolved) == (UnsolvedCount(4, 2, unvisited=1), 2)
@@ -128,7 +128,7 @@ def test_unsolved_rows_keep_all_fields_and_their_order(tmp_path: Path) -> None:
 def test_a_repeated_row_does_not_return_a_solved_problem(tmp_path: Path) -> None:
     source, target = tmp_path / "train.jsonl", tmp_path / "unsolved.jsonl"
     rows = [{"question": text, "answer": "1"} for text in ("a", "b", "a", "b")]
-    source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    write_rows(source, *rows)
     assert write_unsolved_rows(source, PLAIN_ROWS, make_results("train.jsonl:1"), target) == UnsolvedCount(2, 1, 1)
     assert [json.loads(line) for line in target.read_text().splitlines()] == rows[1:2]
     used_as_they_are = RowLayout(needs_answer=False)
@@ -139,7 +139,7 @@ def test_a_repeated_row_does_not_return_a_solved_problem(tmp_path: Path) -> None
 
 def test_no_file_is_left_if_all_problems_are_solved(tmp_path: Path) -> None:
     source, target = tmp_path / "train.jsonl", tmp_path / "unsolved.jsonl"
-    source.write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    write_rows(source, {"question": "1 + 1?", "answer": "2"})
     with pytest.raises(UnusableInput, match="all 1 problems are solved"):
         write_unsolved_rows(source, PLAIN_ROWS, make_results("train.jsonl:1"), target)
     assert not target.exists()

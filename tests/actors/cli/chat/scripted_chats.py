@@ -76,7 +76,7 @@ class ScriptedEngine:
 
 
 class ScriptedSandbox:
-    """A sandbox that returns the code as its output."""
+    """A sandbox that returns the code as its output; BROKEN raises a failure."""
 
     def __init__(self) -> None:
         self.calls: list[CodeRequested] = []
@@ -88,7 +88,7 @@ class ScriptedSandbox:
     async def run(self, call: CodeRequested) -> CodeResult:
         self.calls.append(call)
         if call.code == BROKEN:
-            raise SandboxFailure("the server died")
+            raise SandboxFailure("the server [died]")
         if call.code == ENDLESS:
             self.endless_call_began.set()
             try:

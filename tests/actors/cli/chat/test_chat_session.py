@@ -112,7 +112,7 @@ async def test_a_failure_is_retried_once_and_does_not_change_the_conversation() 
     assert (await chat.session.answer("b")).ending == "answered"
     before = list(chat.session.messages)
     end = await chat.session.answer("c")
-    assert (end.ending, end.turns, end.cause) == ("failed", 1, "sandbox: the server died")
+    assert (end.ending, end.turns, end.cause) == ("failed", 1, "sandbox: the server [died]")
     assert chat.session.messages == before
     chat.engine._texts.pop(0)
     end = await chat.session.answer("d")
@@ -162,15 +162,15 @@ async def test_a_reset_starts_a_conversation_with_another_seed() -> None:
 ADD = ToolSchema(
     "add", "Add.", {"type": "object", "properties": {"amount": {"type": "integer"}}, "required": ["amount"]}
 )
+ADD_3 = f'{THOUGHT}<tool_call>{{"name": "add", "arguments": {{"amount": 3}}}}</tool_call>'
 ROW = DatasetProblem("rows.jsonl:1", "", "", {"target": 3})
 
 
 async def test_an_environment_gets_the_row_and_answers_the_calls() -> None:
     description = TaskDescription("environment", (ADD,), system="Count.")
     dialogue = build_dialogue_format(DialogueConfig(tools=()), description)
-    add = f'{THOUGHT}<tool_call>{{"name": "add", "arguments": {{"amount": 3}}}}</tool_call>'
     outcomes = {"": Observation("Go to 3. At 0."), "add": Observation("At 3.", stop=True)}
-    chat = ScriptedChat(add, outcomes=outcomes, row=ROW, kind="environment", dialogue=dialogue)
+    chat = ScriptedChat(ADD_3, outcomes=outcomes, row=ROW, kind="environment", dialogue=dialogue)
     assert (await chat.session.answer("Go to 3. ")).ending == "done"
     opened, called = chat.services.calls
     assert json.loads(opened.arguments) == {"target": 3, "question": "Go to 3. ", "ground_truth": ""}
@@ -193,8 +193,7 @@ async def test_a_dialogue_answers_each_turn_as_the_user() -> None:
 
 async def test_the_error_of_a_tool_is_part_of_the_dialogue() -> None:
     dialogue = build_dialogue_format(DialogueConfig(tools=()), TaskDescription("tools", (ADD,)))
-    add = f'{THOUGHT}<tool_call>{{"name": "add", "arguments": {{"amount": 3}}}}</tool_call>'
-    chat = ScriptedChat(add, ANSWER, outcomes={"add": EnvironmentRaised("ValueError: no")}, dialogue=dialogue)
+    chat = ScriptedChat(ADD_3, ANSWER, outcomes={"add": EnvironmentRaised("ValueError: no")}, dialogue=dialogue)
     assert (await chat.session.answer("a")).ending == "answered"
     assert "[add] Tool call failure\nValueError: no\n" in chat.view.text
 

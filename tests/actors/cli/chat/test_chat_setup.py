@@ -1,6 +1,5 @@
 """A chat loads its parts: configuration, task, tokenizer and limits; a user's task runs in its host process."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.tasks.checking.task_check import write_byte_tokenizer
 from asterism.tasks.solo_driver import SoloTask
 from tests.actors.cli.chat.scripted_chats import RecordedView, ScriptedEngine, ScriptedSandbox
+from tests.engine.data.cold_start_rows import write_rows
 
 COUNTER = '''
 class Counter:
@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "counter.py").write_text(COUNTER)
     (tmp_path / "run.toml").write_text(CONFIG)
     rows = ({"target": target, "question": "", "answer": "1"} for target in (3, 7))
-    (tmp_path / "targets.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "targets.jsonl", *rows)
     write_byte_tokenizer(tmp_path, DialogueConfig())
     return tmp_path
 
@@ -99,17 +99,12 @@ async def test_a_task_of_the_user_answers_calls_in_its_host_process(folder: Path
         ({"task": ""}, "--task: name the task; the configuration has counter, math"),
         ({"task": "other"}, "--task other: there is no such task; the configuration has counter, math"),
         ({"config": None, "task": "", "tokenizer": None}, "add --tokenizer FOLDER, or --config FILE"),
+        pytest.param({"row": 2}, r"--row 2: .*targets.jsonl has fewer rows", marks=pytest.mark.slow),
     ],
 )
-def test_a_missing_task_or_tokenizer_is_named(changes: dict[str, Any], message: str, folder: Path) -> None:
+def test_a_missing_task_tokenizer_or_row_is_named(changes: dict[str, Any], message: str, folder: Path) -> None:
     with pytest.raises(UnusableInput, match=message):
         load(folder, **changes)
-
-
-@pytest.mark.slow
-def test_a_missing_row_is_named(folder: Path) -> None:
-    with pytest.raises(UnusableInput, match=r"--row 2: .*targets.jsonl has fewer rows"):
-        load(folder, row=2)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from asterism.engine.data.task_inputs import load_task_formats
 from asterism.engine.model.tokenizer import load_tokenizer
 from tests.actors.cli.chat.terminals import CTRL_C, CTRL_D, Terminal, in_terminal
 from tests.actors.cli.chat.trained_runs import ROOT, make_trained_run
-from tests.actors.cli.invoking import read_refusal
+from tests.actors.cli.invoking import invoke, read_output, read_refusal
 from tests.actors.runs.running import ASTERISM
 from tests.processes import family
 
@@ -66,49 +67,56 @@ def test_a_conversation_with_calls_continues_with_its_history(run: RunFolder, tm
     assert saved[0]._replace(name="sft.jsonl:2") == learned[1]
 
 
-def test_ctrl_c_ends_an_answer_and_its_tokens_stay_in_the_conversation(run: RunFolder, tmp_path: Path) -> None:
-    saved = tmp_path / "saved.jsonl"
+@pytest.fixture(scope="module")
+def opened(run: RunFolder) -> Iterator[Terminal]:
+    """Yield a chat for several tests. SIGTERM ends the chat."""
     with chatting(run, str(run.path), "--max-tokens", "16000") as terminal:
         terminal.wait_for("> ")
-        terminal.enter("Count.\n", "<reason>1 1 1")
-        terminal.enter(CTRL_C, "(interrupted; 0 turns")
-        terminal.wait_for("> ")
-        terminal.enter(f"/save {saved}\n", "(saved to")
-        terminal.wait_for("> ")
-        terminal.type(CTRL_D)
-        assert terminal.wait_for_end() == 0
+        yield terminal
+        os.kill(terminal.process.pid, signal.SIGTERM)
+        assert terminal.wait_for_end() == 128 + signal.SIGTERM
+
+
+@pytest.fixture
+def terminal(opened: Terminal) -> Terminal:
+    """Return the chat of several tests with a new conversation."""
+    opened.enter("/reset\n", "(another conversation)\n> ")
+    return opened
+
+
+def test_ctrl_c_ends_an_answer_and_its_tokens_stay_in_the_conversation(terminal: Terminal, tmp_path: Path) -> None:
+    saved = tmp_path / "saved.jsonl"
+    terminal.enter("Count.\n", "<reason>1 1 1")
+    terminal.enter(CTRL_C, "(interrupted; 0 turns")
+    terminal.wait_for("> ")
+    terminal.enter(f"/save {saved}\n", "(saved to")
+    terminal.wait_for("> ")
     messages = json.loads(saved.read_text())["messages"]
     assert [message["role"] for message in messages] == ["system", "user", "assistant"]
     assert messages[2]["content"].startswith("<reason>1 1 1")
 
 
-def test_ctrl_c_stops_a_call_and_the_model_reads_an_error(run: RunFolder) -> None:
-    with chatting(run, str(run.get_checkpoint_path(3))) as terminal:
-        terminal.wait_for("> ")
-        terminal.enter("Wait.\n", "while True: pass")
-        terminal.wait_for("</tool_call>\n")
-        shown = terminal.enter(CTRL_C, "(answered; 2 turns")
-        assert "[jupyter_code]\nTool call failure\nKeyboardInterrupt: interrupted by the user\n" in shown
-        assert "<answer>\\boxed{0}</answer>\n" in shown
-        terminal.enter("What is 6 * 7?\n", "tokens)")
-        os.kill(terminal.process.pid, signal.SIGTERM)
-        assert terminal.wait_for_end() == 128 + signal.SIGTERM
+def test_ctrl_c_stops_a_call_and_the_model_reads_an_error(terminal: Terminal) -> None:
+    terminal.enter("Wait.\n", "while True: pass")
+    terminal.wait_for("</tool_call>\n")
+    shown = terminal.enter(CTRL_C, "(answered; 2 turns")
+    assert "[jupyter_code]\nTool call failure\nKeyboardInterrupt: interrupted by the user\n" in shown
+    assert "<answer>\\boxed{0}</answer>\n" in shown
+    terminal.enter("What is 6 * 7?\n", "tokens)\n> ")
 
 
-def test_ctrl_c_stops_a_call_of_a_hanging_sandbox_and_the_next_call_runs(run: RunFolder) -> None:
+def test_ctrl_c_stops_a_call_of_a_hanging_sandbox_and_the_next_call_runs(terminal: Terminal) -> None:
     success, reset = "[jupyter_code]\nTool call success\n", "/reset\n"
-    with chatting(run, str(run.path)) as terminal:
-        terminal.wait_for("> ")
-        assert success in terminal.enter("What is 6 * 7?\n", "tokens)\n> ")
-        terminal.enter(reset, "(another conversation)\n> ")
-        sandbox = family(terminal.process.pid)[1:]
-        signal_all(sandbox, signal.SIGSTOP)
-        terminal.enter("What is 6 * 7?\n", "</tool_call>\n")
-        terminal.enter(CTRL_C, "[jupyter_code]\nTool call failure\nKeyboardInterrupt: interrupted by the user\n")
-        signal_all(sandbox, signal.SIGCONT)
-        terminal.wait_for("tokens)\n> ")
-        terminal.enter(reset, "(another conversation)\n> ")
-        assert success in terminal.enter("What is 6 * 7?\n", "tokens)\n> ")
+    assert success in terminal.enter("What is 6 * 7?\n", "tokens)\n> ")
+    terminal.enter(reset, "(another conversation)\n> ")
+    sandbox = family(terminal.process.pid)[1:]
+    signal_all(sandbox, signal.SIGSTOP)
+    terminal.enter("What is 6 * 7?\n", "</tool_call>\n")
+    terminal.enter(CTRL_C, "[jupyter_code]\nTool call failure\nKeyboardInterrupt: interrupted by the user\n")
+    signal_all(sandbox, signal.SIGCONT)
+    terminal.wait_for("tokens)\n> ")
+    terminal.enter(reset, "(another conversation)\n> ")
+    assert success in terminal.enter("What is 6 * 7?\n", "tokens)\n> ")
 
 
 def signal_all(processes: list[int], number: signal.Signals) -> None:
@@ -117,15 +125,9 @@ def signal_all(processes: list[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def asterism_chat(run: RunFolder, *arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
-    command, environment = [*ASTERISM, "chat", *arguments], {**os.environ, **ENVIRONMENT}
-    folder = run.path.parent.parent
-    return subprocess.run(command, cwd=folder, env=environment, input=typed, capture_output=True, text=True)
-
-
 def test_a_chat_with_a_prompt_answers_it_and_exits(run: RunFolder) -> None:
-    found = asterism_chat(run, "learned", "--prompt", "-", typed="What is 6 * 7?\n")
-    assert (found.returncode, found.stderr) == (0, "")
+    found = invoke("chat", run.path, "--prompt", "-", typed="What is 6 * 7?\n")
+    assert (found.exit_code, found.stderr) == (0, "")
     assert found.stdout.endswith("<answer>\\boxed{42}</answer>\n(answered; 2 turns, 33 tokens)\n")
 
 
@@ -143,14 +145,10 @@ def test_a_chat_without_a_reader_closes_engine_and_sandbox(run: RunFolder) -> No
 
 def test_the_demos_checkpoint_answers_with_its_tool(finished: RunFolder) -> None:
     question = json.loads((finished.data / "test.jsonl").read_text().splitlines()[0])["question"]
-    arguments = ("chat", str(finished.path), "--temperature", "0", "--set", "sandbox.backend=process")
-    with in_terminal([*ASTERISM, *arguments], finished.path.parent, ENVIRONMENT) as terminal:
-        terminal.wait_for("> ")
-        shown = terminal.enter(f"{question}\n", "tokens)\n> ")
-        assert "<reason>" in shown
-        assert ("</tool_call>\n" in shown) == ("]\nTool call " in shown)
-        terminal.type(CTRL_D)
-        assert terminal.wait_for_end() == 0
+    settings = ("--temperature", "0", "--set", "sandbox.backend=process")
+    shown = read_output("chat", finished.path, "--prompt", question, *settings)
+    assert "<reason>" in shown
+    assert ("</tool_call>\n" in shown) == ("]\nTool call " in shown)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,13 @@
 """A transcript has one row per conversation; the row grows with the conversation."""
 
 import json
-import resource
-import signal
 from pathlib import Path
 
 import pytest
 
 from asterism.actors.cli.chat.chat_transcript import TranscriptFile, build_row
 from asterism.configs.errors import UnusableInput
+from tests.bus.process.test_structured_log import limiting_file_size
 
 USER, ASSISTANT = {"role": "user", "content": "a"}, {"role": "assistant", "content": "<reason>b"}
 
@@ -53,15 +52,8 @@ def test_a_row_that_does_not_fit_on_the_disk_does_not_replace_the_former_row(tmp
     path = tmp_path / "rows.jsonl"
     file = TranscriptFile(path, "--transcript")
     file.save({"messages": ["row"]})
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    try:
-        with pytest.raises(UnusableInput, match="File too large"):
-            file.save({"messages": ["row" * 1000]})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
+    with limiting_file_size(100), pytest.raises(UnusableInput, match="File too large"):
+        file.save({"messages": ["row" * 1000]})
     file.close()
     assert json.loads(path.read_text()) == {"messages": ["row"]}
 

@@ -1,6 +1,5 @@
 """Make a run folder with a tiny model, trained on a few dialogues until it repeats their answers."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.tasks import DEFAULT_TASK
 from asterism.tasks.prepare_program import load_program
 from asterism.tasks.tiny.prepare import TinyDemo
+from tests.engine.data.cold_start_rows import write_rows
 
 ROOT = Path(__file__).parents[4]
 STEPS, LEARNING_RATE = 80, 4e-3
@@ -50,6 +50,7 @@ def answer(text: str) -> dict[str, Any]:
 
 
 ENDLESS = assistant("1" + " 1" * 80)
+INTERRUPTED = result("Tool call failure\nKeyboardInterrupt: interrupted by the user")
 DIALOGUES = (
     [user("What is 6 * 7?"), call("print(6 * 7)"), result("Tool call success\nstdout:\n42"), answer("42")],
     [
@@ -57,10 +58,8 @@ DIALOGUES = (
         *(user("And 1?"), answer("1")),
     ],
     [user("Count."), ENDLESS],
-    [
-        *(user("Wait."), call("while True: pass")),
-        *(result("Tool call failure\nKeyboardInterrupt: interrupted by the user"), answer("0")),
-    ],
+    [user("Wait."), call("while True: pass"), INTERRUPTED, answer("0")],
+    [user("What is 6 * 7?"), call("print(6 * 7)"), INTERRUPTED, answer("0")],
 )
 
 
@@ -76,20 +75,14 @@ def make_trained_run(folder: RunFolder, dialogues: Sequence[Sequence[dict[str, A
     assert isinstance(demo, TinyDemo)
     demo.prepare(run, folder)
     (folder.checkpoints / "init").rename(folder.get_checkpoint_path(0))
-    rows = folder.data / "sft.jsonl"
-    rows.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in dialogues))
+    rows = write_rows(folder.data / "sft.jsonl", *({"messages": messages} for messages in dialogues))
     write_manifest(folder.data, list_files(folder.data))
     tokenizer = load_tokenizer(folder.data / "tokenizer")
     config = demo.build_model_config(tokenizer.vocab_size)
     model = CausalLM(config)
     initialize_weights(model, 0)
-    learn(
-        model,
-        [
-            tokenized.token_ids
-            for tokenized in iter_sft_dialogues(rows, tokenizer, build_task_formats(run, descriptions))
-        ],
-    )
+    dialogues_read = iter_sft_dialogues(rows, tokenizer, build_task_formats(run, descriptions))
+    learn(model, [dialogue.token_ids for dialogue in dialogues_read])
     save_model(folder.get_checkpoint_path(3), config, model.state_dict(), folder.data / "tokenizer")
     return folder
 

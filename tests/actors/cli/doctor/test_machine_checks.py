@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from asterism.actors.cli.doctor import configuration_checks, machine_checks
 from asterism.actors.cli.doctor.finding import (
@@ -30,6 +29,7 @@ from asterism.sandbox.hosts.docker import docker_probe
 from asterism.sandbox.hosts.docker.docker_probe import DockerProbeResult, probe_docker
 from tests.actors.cli.golden_text import assert_matches_golden
 from tests.actors.cli.invoking import invoke
+from tests.consoles import capture
 
 COMPLETE = Isolation("docker", ("user", "pid"), True, (), landlock=7)
 INCOMPLETE = Isolation("process", (), False, ("No X: refused.", "Do this."))
@@ -59,11 +59,9 @@ class TestExamination:
         assert findings["CPU"].detail == "the check failed: RuntimeError: odd machine"
 
     def test_the_table_shows_findings_and_remedies_verbatim(self):
-        console = Console(width=100)
-        with console.capture() as captured:
-            disk = DoctorFinding("warning", "1 GiB in /a[b]c", "Delete [old] runs.")
-            console.print(build_findings_table({"CPU": DoctorFinding("ok", "AVX2"), "disk": disk}))
-        assert_matches_golden("doctor_findings", captured.get())
+        disk = DoctorFinding("warning", "1 GiB in /a[b]c", "Delete [old] runs.")
+        table = build_findings_table({"CPU": DoctorFinding("ok", "AVX2"), "disk": disk})
+        assert_matches_golden("doctor_findings", capture(lambda console: console.print(table), width=100))
 
 
 class TestDocker:

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from asterism.bus.messages import TrajectoryFinished, bytes_to_ids
 from asterism.configs.file_manifest import MANIFEST_NAME
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from tests.actors.cli.invoking import read_refusal
+from tests.actors.cli.invoking import read_output, read_refusal
 from tests.actors.runs.running import asterism_output, read_messages
 from tests.batches import CompleteBatch, assemble_batches
 from tests.edited_logs import editing_log
@@ -32,11 +33,8 @@ def answered(folder: RunFolder, version: int) -> TrajectoryFinished:
     """Return the first trajectory that ran a cell and answered in two turns of one policy version."""
     for message in read_messages(folder, "head", TrajectoryFinished):
         in_two_turns = message.ending == "answered" and message.turns == 2
-        if (
-            in_two_turns
-            and set(bytes_to_ids(message.record.versions)) == {-1, version}
-            and _ran_a_call(folder, message)
-        ):
+        of_version = set(bytes_to_ids(message.record.versions)) == {-1, version}
+        if in_two_turns and of_version and _ran_a_call(folder, message):
             return message
     raise AssertionError(f"no trajectory of version {version} ran a cell and answered")
 
@@ -46,9 +44,11 @@ def _ran_a_call(folder: RunFolder, message: TrajectoryFinished) -> bool:
     return any(read_events(log, trajectory=message.trajectory_id, kinds=["CodeFinished"]))
 
 
-def fork(folder: RunFolder, tmp_path: Path, trajectory: int, *flags: object) -> tuple[dict[str, Any], str]:
+def fork(
+    folder: RunFolder, tmp_path: Path, trajectory: int, *flags: object, run: Callable[..., str] = read_output
+) -> tuple[dict[str, Any], str]:
     file = tmp_path / "fork.json"
-    printed = asterism_output("log", "fork", folder.path, trajectory, *flags, "--json", file)
+    printed = run("log", "fork", folder.path, trajectory, *flags, "--json", file)
     return json.loads(file.read_text()), printed
 
 
@@ -62,7 +62,7 @@ def refused(folder: RunFolder, trajectory: int, *flags: object, turn: int = 1) -
 @pytest.mark.parametrize("turn", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_a_branch_without_changes_is_identical_to_the_original(finished: RunFolder, tmp_path: Path, turn: int) -> None:
     original = answered(finished, 0)
-    result, printed = fork(finished, tmp_path, original.trajectory_id, "--turn", turn)
+    result, printed = fork(finished, tmp_path, original.trajectory_id, "--turn", turn, run=asterism_output)
     (branch,) = result["branches"]
     assert branch["beside_original"]["same"], printed
     assert branch["outcome"]["token_ids"] == bytes_to_ids(original.record.token_ids)

@@ -1,11 +1,11 @@
 """`asterism log story` lists the turns that can be forked; `log fork` refuses other turns before it replays a log."""
 
-from io import StringIO
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from asterism.actors.cli.log import show_command
 from asterism.actors.cli.log.fork_command import ForkOptions, fork_trajectory
 from asterism.actors.cli.log.fork_points import (
     ForkableTurn,
@@ -14,10 +14,10 @@ from asterism.actors.cli.log.fork_points import (
     read_turn_versions,
 )
 from asterism.actors.cli.log.show_command import print_story
-from asterism.analysis.event_logs.describe import TextContext
 from asterism.bus.messages import CodeOk, Output
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
+from tests.consoles import capture
 from tests.fakes import CALL, generated, start_group, text_context
 from tests.recorded import Recording
 
@@ -68,13 +68,9 @@ def test_a_checkpoint_without_an_exported_model_is_reported(folder: RunFolder) -
 
 
 def test_the_story_ends_with_the_forkable_turns(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(_: RunFolder) -> TextContext:
-        return text_context()
-
-    monkeypatch.setattr("asterism.actors.cli.log.show_command.load_text_context", load)
-    shown = StringIO()
-    print_story(folder, 7, Console(file=shown))
-    assert shown.getvalue().splitlines()[-2].startswith("log fork: turns 0 to 1, version 2 is not kept")
+    monkeypatch.setattr(show_command, "load_text_context", lambda _: text_context())  # pyright: ignore
+    shown = capture(lambda console: print_story(folder, 7, console), width=80)
+    assert shown.splitlines()[-2].startswith("log fork: turns 0 to 1, version 2 is not kept")
 
 
 @pytest.mark.parametrize(
@@ -89,14 +85,14 @@ def test_the_story_ends_with_the_forkable_turns(folder: RunFolder, monkeypatch: 
 def test_a_fork_is_refused_after_reading_only_the_log(folder: RunFolder, turn: int, message: str) -> None:
     """The folder has neither configuration nor tokenizer: the replay would fail without them."""
     with pytest.raises(UnusableInput, match=message):
-        fork_trajectory(folder, make_options(turn), Console(file=StringIO()))
+        fork_trajectory(folder, make_options(turn), Console(quiet=True))
 
 
 def test_a_turn_with_a_given_or_a_kept_checkpoint_passes_the_first_check(folder: RunFolder, tmp_path: Path) -> None:
     export_model(folder, 3)
     for options in (make_options(2), make_options(0, tmp_path)):
         with pytest.raises((OSError, UnusableInput), match=r"config\.toml"):
-            fork_trajectory(folder, options, Console(file=StringIO()))
+            fork_trajectory(folder, options, Console(quiet=True))
 
 
 def test_the_latest_trajectory_with_a_number_is_used(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
 """The output of `asterism log fork` is compared with golden text."""
 
 from msgspec.structs import replace
-from rich.console import Console
 
 from asterism.actors.cli.log.fork_result import Branch, ForkResult, show_fork
 from asterism.analysis.trajectory_diff import TokenDivergence, TrajectoryComparison, TrajectoryOutcome, TurnText
 from tests.actors.cli.golden_text import assert_matches_golden
+from tests.consoles import capture
 
 TEXTS = (
     TurnText(0, "", "let me [bold]count[/]"),
@@ -20,10 +20,7 @@ def fork(*branches: Branch) -> ForkResult:
 
 
 def render(fork: ForkResult) -> str:
-    console = Console(width=140)
-    with console.capture() as captured:
-        show_fork(fork, console)
-    return captured.get()
+    return capture(lambda console: show_fork(fork, console))
 
 
 def test_identical_branches_are_reported_in_one_line() -> None:

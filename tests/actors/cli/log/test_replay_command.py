@@ -14,6 +14,7 @@ from asterism.bus.messages import CodeFinished, CodeOk, Envelope, Output
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
 from tests.actors.cli.golden_text import assert_matches_golden
+from tests.consoles import capture
 from tests.edited_logs import editing_log
 from tests.fakes import PROMPT, generated
 from tests.recorded import EXECUTOR, Recording, deciders, small_run
@@ -38,11 +39,14 @@ def replayed(folder: RunFolder) -> ReplayDifference | None:
     return replay_process("rollout-0", rollout_log(folder), deciders()).difference
 
 
+def state_after(folder: RunFolder, seq: int) -> str:
+    actors = deciders()
+    replay_until(rollout_log(folder), actors, seq)
+    return format_state(actors["rollout-0"], 7)
+
+
 def shown(folder: RunFolder, difference: ReplayDifference) -> str:
-    console = Console(width=200)
-    with console.capture() as captured:
-        show_difference(folder, difference, console)
-    return captured.get()
+    return capture(lambda console: show_difference(folder, difference, console), width=200)
 
 
 def change(folder: RunFolder, sql: str, *values: object) -> None:
@@ -92,24 +96,18 @@ def test_messages_before_the_event_are_not_compared(folder: RunFolder) -> None:
 
 def test_the_state_just_after_the_event_is_shown(folder: RunFolder) -> None:
     called = first(folder, "CodeFinished")
-    actors = deciders()
-    replay_until(rollout_log(folder), actors, called - 1)
-    assert "phase 'calling'" in format_state(actors["rollout-0"], 7)
-    actors = deciders()
-    replay_until(rollout_log(folder), actors, called)
-    text = format_state(actors["rollout-0"], 7)
+    assert "phase 'calling'" in state_after(folder, called - 1)
+    text = state_after(folder, called)
     assert "phase 'leasing'" in text
     assert "calls 1" in text
     assert "problem 'q:1'" in text
 
 
 def test_a_trajectory_that_is_not_live_is_refused(folder: RunFolder) -> None:
-    actors = deciders()
-    replay_until(rollout_log(folder), actors, 2)
     with pytest.raises(UnusableInput, match="--trajectory 7: not live in this process"):
-        format_state(actors["rollout-0"], 7)
+        state_after(folder, 2)
     with pytest.raises(UnusableInput, match="there is no event 9999"):
-        replay_until(rollout_log(folder), deciders(), 9999)
+        state_after(folder, 9999)
 
 
 def test_an_actor_of_another_process_is_shown_at_the_same_time(folder: RunFolder) -> None:

@@ -103,15 +103,6 @@ def test_show_filters_by_seconds_since_the_start(folder: RunFolder) -> None:
     assert 0.5 <= min(seconds) <= max(seconds) < 1
 
 
-def test_an_interrupt_ends_show_follow(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(show_command.time, "sleep", interrupted)
-    shown = log("show", folder.path, "--follow", "--kind", "StepCollected").splitlines()
-    assert len(shown) == len(log("show", folder.path, "--kind", "StepCollected").splitlines())
-
-
 def test_a_story_is_in_order_of_time(folder: RunFolder) -> None:
     story = log("story", folder.path, find_calling_trajectory(folder))
     lines = re.findall(r"^ *(\d+\.\d{4}) s  \S+ +(\w+)", story, re.MULTILINE)

@@ -19,14 +19,8 @@ def write_log(folder: RunFolder, process: str, actor: str, *messages: msg.AnyMes
     folder.events.mkdir(parents=True, exist_ok=True)
     log = EventLog(folder.events / f"{process}.sqlite")
     for at, message in enumerate(messages, 1):
-        log.append(
-            float(at),
-            actor,
-            "x",
-            type(message).__name__,
-            None,
-            encode(msg.Envelope("x", f"{process}/{actor}", message)),
-        )
+        frame = encode(msg.Envelope("x", f"{process}/{actor}", message))
+        log.append(float(at), actor, "x", type(message).__name__, None, frame)
     log.close()
 
 

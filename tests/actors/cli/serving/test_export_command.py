@@ -30,13 +30,13 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.contract import Capacity, GenerationRequest
 from asterism.engine.data.task_inputs import build_renderer, write_task_descriptions
 from asterism.engine.inference.embedded import EmbeddedEngine
-from asterism.engine.learner.checkpoints.best_checkpoint import BestCheckpoint, get_best_checkpoint_path
 from asterism.engine.learner.checkpoints.checkpoint_folders import get_trainer_folder
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.learner_rank import LearnerRank
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.tasks import MATH_PYTHON
 from tests.actors.cli.invoking import check_golden_refusals, read_output, read_refusal
+from tests.engine.data.cold_start_rows import write_rows
 from tests.engine.export.family_folders import FAMILY_KINDS, write_family_model
 from tests.engine.learner.learner_runs import make_run, no_report, sweep_runs
 from tests.engine.learner.learner_settings import change_learner
@@ -68,14 +68,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return train_run(tmp_path_factory.mktemp("made"))
 
 
+@pytest.fixture(scope="module")
+def with_adapters(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return train_run(tmp_path_factory.mktemp("made"), rank=2)
+
+
 def read_weights(folder: Path) -> dict[str, Tensor]:
     return {name: each for file in folder.glob("*.safetensors") for name, each in load_file(file).items()}
 
 
 @pytest.mark.parametrize("learner", [{}, {"rank": 2}])
-def test_a_step_without_a_model_is_exported_from_the_training_state(tmp_path: Path, learner: dict[str, Any]) -> None:
+def test_a_step_without_a_model_is_exported_from_the_training_state(
+    folder: RunFolder, with_adapters: RunFolder, tmp_path: Path, learner: dict[str, Any]
+) -> None:
     """The export merges adapters. Its weights equal those of the same run with a model at every step."""
-    exporting = train_run(tmp_path / "a", **learner)
+    exporting = with_adapters if learner else folder
     lazy = train_run(tmp_path / "b", **learner, export_every=5)
     chosen = find_run_step(f"{lazy.path}:1")
     assert not (chosen.checkpoint / "model.safetensors").exists()
@@ -140,22 +147,12 @@ async def test_transformers_and_the_engine_generate_the_same_greedy_tokens(tmp_p
 
 def test_a_checkpoint_and_an_export_have_the_same_chat_files(folder: RunFolder, tmp_path: Path) -> None:
     export_step(find_run_step(str(folder.path)), tmp_path / "out", ExportOptions())
-    names = {
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "chat_template.jinja",
-        "generation_config.json",
-        "asterism.json",
-    }
+    names = {f"{name}.json" for name in ("tokenizer", "tokenizer_config", "generation_config", "asterism")}
+    names |= {"chat_template.jinja"}
     for name in names:
         assert (folder.get_checkpoint_path(2) / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        *names,
-        "config.json",
-        "model.safetensors",
-        "README.md",
-        MANIFEST_NAME,
-    }
+    others = {"config.json", "model.safetensors", "README.md", MANIFEST_NAME}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names | others
 
 
 def test_an_interrupted_export_leaves_no_folder_and_the_next_one_succeeds(folder: RunFolder, tmp_path: Path) -> None:
@@ -208,26 +205,13 @@ def test_unusable_arguments_are_refused_and_nothing_is_written(folder: RunFolder
     assert folder.get_checkpoint_path(2).exists()
 
 
-def test_a_run_is_found_by_its_name_and_its_best_step(
-    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(folder.path, Path("runs") / "demo")
-    best = BestCheckpoint(1, "step_sampled", 0.5, 2)
-    get_best_checkpoint_path(Path("runs/demo/checkpoints")).write_bytes(msgspec.json.encode(best))
-    found = {
-        text: find_run_step(text).step for text in ("demo", "demo:last", "demo:best", "demo:0", "demo:step_000001")
-    }
-    assert found == {"demo": 2, "demo:last": 2, "demo:best": 1, "demo:0": 0, "demo:step_000001": 1}
-
-
 def test_the_model_card_has_the_figures_of_the_run(folder: RunFolder, tmp_path: Path) -> None:
     copy = RunFolder(tmp_path / "run")
     shutil.copytree(folder.path, copy.path)
     labels = {"start_sampled": 0.25, "end_sampled": 0.75, "step_sampled": 0.5}
     lines = [{"kind": "evaluation", "label": label, "step": 1, "accuracy": each} for label, each in labels.items()]
     lines.append({"kind": "evaluation", "label": "end_greedy", "step": 2, "accuracy": 1.0})
-    copy.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_rows(copy.metrics, *lines)
     export_step(find_run_step(f"{copy.path}:1"), tmp_path / "out", ExportOptions())
     card = (tmp_path / "out" / "README.md").read_text()
     for text in ("# small, step 1", "| before RL, sampled | 25.0% |", "| after RL, sampled | 75.0% |"):
@@ -238,8 +222,10 @@ def test_the_model_card_has_the_figures_of_the_run(folder: RunFolder, tmp_path: 
     assert f"sha256 {hashlib.sha256(copy.config.read_bytes()).hexdigest()[:16]}" in card
 
 
-def test_a_checkpoint_without_the_frozen_weights_of_its_adapters_is_refused(tmp_path: Path) -> None:
-    made = train_run(tmp_path / "a", rank=2)
+def test_a_checkpoint_without_the_frozen_weights_of_its_adapters_is_refused(
+    with_adapters: RunFolder, tmp_path: Path
+) -> None:
+    made = RunFolder(shutil.copytree(with_adapters.path, tmp_path / "a"))
     shutil.rmtree(get_trainer_folder(made.get_checkpoint_path(0)))
     with pytest.raises(UnusableInput, match=r"step_000000: missing\. Only this checkpoint has the frozen weights"):
         export_step(RunStep(made, 1), tmp_path / "out", ExportOptions())

@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from typer.testing import CliRunner
 
-from asterism.actors.cli.main import app
 from asterism.actors.cli.serving.export_command import ExportOptions, export_step
 from asterism.actors.cli.serving.serve_command import ServeOptions, build_curl, describe_parsers, serve_model
 from asterism.actors.engines.checkpoint_argument import find_run_step
@@ -32,36 +31,26 @@ from asterism.engine.export.chat_files import ServingFacts, read_serving_facts
 from asterism.engine.sglang.http_api import SUPPORTED_VERSIONS
 from asterism.engine.sglang.server.chat_server import ChatServer, build_chat_argv
 from asterism.tasks import MATH_PYTHON
+from tests.actors.cli.invoking import invoke
 from tests.engine.export.family_folders import FAMILY_KINDS, write_family_model
 
 FACTS = ServingFacts("qwen25", "", 100, [{"type": "function", "function": {"name": "it's"}}])
-# This program replaces the interpreter: it prints a version of SGLang, or writes its arguments to a file.
+# This program replaces the interpreter: it prints a version of SGLang, or runs these commands as the server.
 INTERPRETER = """#!/bin/sh
 case "$*" in
     *importlib.metadata*) echo {version} ;;
-    *) printf '%s\\n' "$@" > {arguments} ;;
+    *) {commands} ;;
 esac
 """
-
-FAILING_INTERPRETER = """#!/bin/sh
-case "$*" in
-    *importlib.metadata*) echo {version} ;;
-    *) printf 'Traceback (most recent call last):\\n  File "torchvision/_meta.py", line 1\\nRuntimeError: operator ' >&2
+WRITES_ARGUMENTS = """printf '%s\\n' "$@" > {arguments}"""
+FAILS = """printf 'Traceback (most recent call last):\\n  File "torchvision/_meta.py", line 1\\nRuntimeError: operator ' >&2
        sleep 0.1
        printf 'torchvision::nms does not exist\\n[W] leaked objects\\n' >&2
-       exit 1 ;;
-esac
-"""
-
-ENDLESS_INTERPRETER = """#!/bin/sh
-case "$*" in
-    *importlib.metadata*) echo {version} ;;
-    *) trap 'echo Traceback >&2; exit 1' TERM
+       exit 1"""
+RUNS_ENDLESSLY = """trap 'echo Traceback >&2; exit 1' TERM
        echo loading >&2
        touch {started}
-       while true; do sleep 0.05; done ;;
-esac
-"""
+       while true; do sleep 0.05; done"""
 
 
 def make_server(folder: Path, **changes: Any) -> ChatServer:
@@ -117,22 +106,14 @@ def test_the_chosen_parsers_are_printed(facts: ServingFacts | None, texts: list[
     assert [text for text in texts if text not in printed] == []
 
 
-class RecordingConsole:
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def print(self, line: str, **_: Any) -> None:
-        self.lines.append(line)
-
-
 @pytest.fixture
 def interpreter(tmp_path: Path) -> Path:
     """Make an interpreter whose server writes its arguments to the file `arguments` and exits at once."""
-    return write_interpreter(tmp_path / "python", INTERPRETER, arguments=tmp_path / "arguments")
+    return write_interpreter(tmp_path / "python", WRITES_ARGUMENTS, arguments=tmp_path / "arguments")
 
 
-def write_interpreter(path: Path, program: str, **names: Path) -> Path:
-    path.write_text(program.format(version=SUPPORTED_VERSIONS[-1], **names))
+def write_interpreter(path: Path, commands: str, **names: Path) -> Path:
+    path.write_text(INTERPRETER.format(version=SUPPORTED_VERSIONS[-1], commands=commands.format(**names)))
     path.chmod(0o755)
     return path
 
@@ -145,9 +126,10 @@ def find_free_port() -> int:
 
 def serve(model: Path | str, python: Path, *arguments: str, port: int = 0) -> tuple[int, list[str]]:
     """Serve a model, and return exit code and output."""
-    console = RecordingConsole()
+    lines: list[str] = []
+    console: Any = SimpleNamespace(print=lambda line, **_: lines.append(line))
     options = ServeOptions("127.0.0.1", port or find_free_port(), "cpu", str(python), (), arguments)
-    return serve_model(str(model), options, console), console.lines  # pyright: ignore[reportArgumentType]
+    return serve_model(str(model), options, console), lines
 
 
 @pytest.fixture
@@ -204,7 +186,7 @@ def test_a_server_uses_the_export_of_another_server_that_starts_at_the_same_time
 def test_a_server_that_fails_before_it_is_ready_is_reported_with_its_error(
     run: RunFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    python = write_interpreter(tmp_path / "failing", FAILING_INTERPRETER)
+    python = write_interpreter(tmp_path / "failing", FAILS)
     expected = (
         "the SGLang server ended with exit code 1 before it was ready: RuntimeError: operator torchvision::nms does not exist; "
         "`make sglang-environment` creates an environment for a machine without a GPU"
@@ -221,7 +203,7 @@ def test_an_interrupted_server_prints_no_traceback(
     run: RunFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     started = tmp_path / "started"
-    python = write_interpreter(tmp_path / "endless", ENDLESS_INTERPRETER, started=started)
+    python = write_interpreter(tmp_path / "endless", RUNS_ENDLESSLY, started=started)
 
     def interrupt() -> None:
         while not started.exists():
@@ -253,5 +235,5 @@ def test_an_unusable_interpreter_port_or_folder_is_refused(tmp_path: Path, inter
         port = taken.getsockname()[1]
         with pytest.raises(UnusableInput, match=rf"--port: port {port} is in use; choose another$"):
             serve(tmp_path / "model", interpreter, port=port)
-    refused = CliRunner().invoke(app, ["serve", "demo", "--device", "tpu"])
+    refused = invoke("serve", "demo", "--device", "tpu")
     assert refused.exit_code == 2 and "--device" in refused.output and "'tpu'" in refused.output
