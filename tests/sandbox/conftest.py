@@ -82,13 +82,6 @@ def start_sandbox(request: pytest.FixtureRequest) -> StartSandbox:
     return partial(open_sandbox, request.param)
 
 
-@pytest.fixture(scope="module")
-def loop() -> Iterator[asyncio.Runner]:
-    """Yield the event loop of the shared sandbox and of the tests that use it."""
-    with asyncio.Runner() as runner:
-        yield runner
-
-
 @pytest.fixture(scope="module", params=PARAMETERS)
 def shared_client(request: pytest.FixtureRequest, loop: asyncio.Runner) -> Iterator[Client]:
     """Start a sandbox with the file's LIMITS for all tests of the file that use `client`."""
@@ -97,12 +90,16 @@ def shared_client(request: pytest.FixtureRequest, loop: asyncio.Runner) -> Itera
     loop.run(context.__aexit__(None, None, None))
 
 
-@pytest.fixture
-def client(shared_client: Client, loop: asyncio.Runner) -> Iterator[Client]:
-    """Make a client of the shared sandbox with separate trajectories; end their notebooks after the test."""
-    client = Client(shared_client.sandbox, shared_client.isolation, next(_FIRST_TRAJECTORIES))
+def lend(shared: Client, loop: asyncio.Runner) -> Iterator[Client]:
+    """Yield a client of the sandbox with separate trajectories, and end their notebooks."""
+    client = Client(shared.sandbox, shared.isolation, next(_FIRST_TRAJECTORIES))
     yield client
     loop.run(client.end_all())
+
+
+@pytest.fixture
+def client(shared_client: Client, loop: asyncio.Runner) -> Iterator[Client]:
+    yield from lend(shared_client, loop)
 
 
 def get_text(result: CodeResult) -> str | CodeOutcome:
