@@ -18,6 +18,7 @@ from asterism.engine.data.data_files import DatasetError
 from asterism.tasks.curation.difficulty_filter import FilterReport, Unvisited, filter_rows
 from asterism.tasks.curation.row_conditions import parse_condition
 from tests.engine.data.cold_start_rows import write_rows
+from tests.tasks.curation.word_problems import WRAPPER
 
 ROWS = [{"question": f"What is {number} + 1?", "answer": number + 1, "level": number % 3} for number in range(6)]
 # Rewards of the rollouts of each row. None means an infrastructure failure.
@@ -151,12 +152,7 @@ def test_parquet_rows_keep_their_columns_and_types(tmp_path: Path) -> None:
 
 
 def test_the_traces_of_a_question_are_found_despite_the_wrapper_of_a_published_set(tmp_path: Path) -> None:
-    wrapped = (
-        "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
-        "$Answer (without quotes) where $Answer is the answer to the problem.\n\nWhat is 0 + 1?\n\nRemember to put your "
-        'answer on its own line after "Answer:".'
-    )
-    source = write_rows(tmp_path / "raw.jsonl", {"prompt": wrapped, "answer": 1})
+    source = write_rows(tmp_path / "raw.jsonl", {"prompt": WRAPPER.format("What is 0 + 1?"), "answer": 1})
     assert keep(source, write_traces(tmp_path / "traces.jsonl"), "solved == 4").num_kept == 1
 
 

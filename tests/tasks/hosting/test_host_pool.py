@@ -26,12 +26,8 @@ class Counter:
         self.calls = [str(start)]
         return str(start)
 
+    @tool
     async def add(self, word: str) -> str:
-        """Add a word.
-
-        Args:
-            word: It.
-        """
         self.calls.append(word)
         if word == "hold":
             note("held", self.calls[0])

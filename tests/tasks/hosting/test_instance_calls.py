@@ -34,12 +34,8 @@ class World:
             case "blocks": return [{"type": "text", "text": "blocks"}]
         return f"size {self.size}"
 
+    @tool
     def look(self, what: str) -> str:
-        """Look.
-
-        Args:
-            what: At which thing.
-        """
         note("look", self.name, what)
         match what:
             case "hang":

@@ -19,20 +19,12 @@ from asterism.tasks.contract import Fault
 def describe(result):
     return f"{result.ok} {result.stdout} {result.stderr} {result.error}"
 
+@tool
 async def run(code: str, sandbox) -> str:
-    """Run it.
-
-    Args:
-        code: It.
-    """
     return describe(await sandbox.run(code, stdin="in"))
 
+@tool
 def run_blocking(code: str, sandbox) -> str:
-    """Run it.
-
-    Args:
-        code: It.
-    """
     return describe(sandbox.run_blocking(code, files={"data/a.txt": "text"}))
 
 async def run_wrongly(sandbox) -> str:
@@ -55,12 +47,8 @@ class Workshop:
     def reset(self):
         return self.greeting + " " + self.sandbox.run_blocking("reset").stdout
 
+    @tool
     def test(self, code: str, sandbox) -> str:
-        """Test it.
-
-        Args:
-            code: It.
-        """
         assert sandbox is self.sandbox
         return sandbox.run_blocking(code).stdout
 

