@@ -44,7 +44,7 @@ async def grade(sandbox: SandboxPrograms, text: str, row: dict[str, Any] = ROW) 
 
 @pytest.mark.slow
 @pytest.mark.real_clock
-async def test_only_correct_programs_have_a_reward() -> None:
+async def test_only_correct_programs_have_a_reward_and_unusable_tests_are_an_error() -> None:
     right = "```python\nimport sys\nprint('noise')\nsys.stderr.write('noise')\ndef add(a, b): return a + b\n```"
     forged = 'import os\nos.write(1, b\'[["value", 3, []], ["value", 11, []]]\\n\')\nos._exit(0)'
     problem = DatasetProblem("rows.jsonl:1", "Write add(a, b).", "a + b", {**ROW})
@@ -54,20 +54,14 @@ async def test_only_correct_programs_have_a_reward() -> None:
         assert (
             await grade(sandbox, f"def add(a, b): return a + b\n{forged}") == 0.0
         )  # the forged answer lacks the arguments after the call
-        hollow = [each.text for each in list_hollow_answers(DIALOGUE, problem)]
-        assert len(hollow) > 30
-        rewards = await asyncio.gather(*(grade(sandbox, text) for text in hollow))
-    assert [text for text, reward in zip(hollow, rewards, strict=True) if reward] == []
-
-
-@pytest.mark.slow
-@pytest.mark.real_clock
-async def test_tests_that_end_early_or_call_no_function_are_an_error() -> None:
-    async with open_programs() as sandbox:
         with pytest.raises(UnusableTests, match="the tests do not end without the program"):
             await grade(sandbox, "def add(a, b): return 1", {**ROW, "tests": "import os\nos._exit(0)"})
         with pytest.raises(UnusableTests, match="do not call add"):
             await grade(sandbox, "def add(a, b): return 1", {**ROW, "tests": ["x = 1", "assert x"]})
+        hollow = [each.text for each in list_hollow_answers(DIALOGUE, problem)]
+        assert len(hollow) > 30
+        rewards = await asyncio.gather(*(grade(sandbox, text) for text in hollow))
+    assert [text for text, reward in zip(hollow, rewards, strict=True) if reward] == []
 
 
 # ---------------------------------------------------------------- HumanEval
