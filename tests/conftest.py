@@ -8,6 +8,7 @@ import asyncio
 import gc
 import inspect
 import re
+from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if collection_path.suffix != ".py" or not config.option.markexpr.startswith("not slow"):
         return None
     return True if _SLOW_AS_A_WHOLE.search(collection_path.read_text()) else None
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.Runner]:
+    """Yield the event loop of what the tests of a file share, such as a sandbox, and of the tests that use it."""
+    with asyncio.Runner() as runner:
+        yield runner
 
 
 @pytest.hookimpl(tryfirst=True)

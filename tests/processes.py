@@ -6,16 +6,20 @@ import select
 from pathlib import Path
 
 
+def list_children(pid: int) -> list[int]:
+    """Return the children of all threads of the process; empty if it has ended."""
+    found: list[int] = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process ended in the meantime
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
+            found += map(int, task.read_text().split())
+    return found
+
+
 def family(*ancestors: int) -> list[int]:
     """Return the processes and all of their descendants."""
     found, new = list(ancestors), list(ancestors)
     while new:
-        text = ""
-        for pid in new:
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process ended in the meantime
-                for task in Path(f"/proc/{pid}/task").glob("*/children"):
-                    text += task.read_text() + " "
-        new = [int(pid) for pid in text.split()]
+        new = [child for pid in new for child in list_children(pid)]
         found += new
     return found
 

@@ -1,6 +1,7 @@
 """Fixtures of the sandbox's tests: a sandbox of each backend, and a client for it."""
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -12,7 +13,7 @@ import pytest
 
 from asterism.bus.messages import AnswerSubmitted, CodeOk, CodeOutcome, CodeRequested
 from asterism.configs.schema.machines import SandboxConfig as SandboxConfig
-from asterism.sandbox.contract import CodeResult, Grade, Isolation
+from asterism.sandbox.contract import CodeResult, Grade, Isolation, SandboxFailure
 from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
 from asterism.sandbox.select_backend import make_sandbox
 from tests.processes import family, is_running
@@ -50,9 +51,12 @@ class Client:
     async def grade(self, answer: str, truth: str) -> Grade:
         return await self.sandbox.grade(AnswerSubmitted(0, answer, truth))
 
+    async def end(self, trajectory: int = 0) -> None:
+        await self.sandbox.end_notebook(self._first + trajectory)
+
     async def end_all(self) -> None:
         for trajectory in self._calls:
-            await self.sandbox.end_notebook(self._first + trajectory)
+            await self.end(trajectory)
 
 
 StartSandbox = Callable[..., AbstractAsyncContextManager[Client]]
@@ -82,13 +86,6 @@ def start_sandbox(request: pytest.FixtureRequest) -> StartSandbox:
     return partial(open_sandbox, request.param)
 
 
-@pytest.fixture(scope="module")
-def loop() -> Iterator[asyncio.Runner]:
-    """Yield the event loop of the shared sandbox and of the tests that use it."""
-    with asyncio.Runner() as runner:
-        yield runner
-
-
 @pytest.fixture(scope="module", params=PARAMETERS)
 def shared_client(request: pytest.FixtureRequest, loop: asyncio.Runner) -> Iterator[Client]:
     """Start a sandbox with the file's LIMITS for all tests of the file that use `client`."""
@@ -97,12 +94,23 @@ def shared_client(request: pytest.FixtureRequest, loop: asyncio.Runner) -> Itera
     loop.run(context.__aexit__(None, None, None))
 
 
-@pytest.fixture
-def client(shared_client: Client, loop: asyncio.Runner) -> Iterator[Client]:
-    """Make a client of the shared sandbox with separate trajectories; end their notebooks after the test."""
-    client = Client(shared_client.sandbox, shared_client.isolation, next(_FIRST_TRAJECTORIES))
+def lend(shared: Client, loop: asyncio.Runner) -> Iterator[Client]:
+    """Yield a client of the sandbox with separate trajectories, and end their notebooks."""
+    client = Client(shared.sandbox, shared.isolation, next(_FIRST_TRAJECTORIES))
     yield client
     loop.run(client.end_all())
+
+
+@pytest.fixture
+def client(shared_client: Client, loop: asyncio.Runner) -> Iterator[Client]:
+    yield from lend(shared_client, loop)
+
+
+async def wait_for_outcome(client: Client) -> CodeOutcome:
+    """Return the first outcome of a recovering sandbox; ignore infrastructure failures before it."""
+    while True:
+        with contextlib.suppress(SandboxFailure):
+            return (await client.program("print(6 * 7)", trajectory=99)).outcome
 
 
 def get_text(result: CodeResult) -> str | CodeOutcome:

@@ -1,5 +1,7 @@
 """Greedy programs and cells by name, which take as many resources from other calls as possible."""
 
+from tests.sandbox.kernel_counters import COUNTERS
+
 # A test replaces {name} and finds the processes of a program by this name.
 PREAMBLE = """
 import ctypes, hashlib, mmap, os, signal, socket, struct, subprocess, sys, threading, time
@@ -190,17 +192,8 @@ spin()
 """,
     "reports a late start": _FORGE_START + "while time.process_time() < 0.8: pass\nforge_start(os.getpid(), 0)\nspin()",
     "reports no start": _FORGE_START + "fork(14, spin)\nspin()",
-    "holds empty pipes": "fork(14, lambda: ([os.pipe() for _ in range(100)], time.sleep(60)))\ntime.sleep(60)",
-    "holds epoll watches": """
-import select
-def watch():
-    polls, ends = [select.epoll() for _ in range(60)], [os.eventfd(0) for _ in range(60)]
-    for poll in polls:
-        for end in ends: poll.register(end)
-    time.sleep(60)
-fork(14, watch)
-time.sleep(60)
-""",
+    "holds empty pipes": COUNTERS["pipe pages"].greedy + "time.sleep(60)",
+    "holds epoll watches": COUNTERS["epoll watches"].greedy + "time.sleep(60)",
     "holds descriptors in flight": _SEND + "fork(14, lambda: send(0))\ntime.sleep(60)",
     "sends standard output to itself": _SEND + "fork(14, lambda: send(1))\ntime.sleep(60)",
     "takes timers without end": """

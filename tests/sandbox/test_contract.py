@@ -10,6 +10,7 @@ from asterism.sandbox.output_scrubbing import scrub_outcome
 from tests.sandbox.conftest import Client, StartSandbox
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
+LIMITS = {"time_limit_s": 0.5, "memory_mib": 128, "output_kib": 4}
 
 
 async def test_a_program_reads_its_input_and_its_output_is_returned(client: Client) -> None:
@@ -53,21 +54,20 @@ async def test_invalid_unicode_is_escaped_and_code_over_the_limit_is_refused(cli
     assert isinstance((await client.program("#" * 2_000_000)).outcome, msg.CodeRefused)
 
 
-async def test_every_kind_of_exit_has_its_outcome(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox(time_limit_s=0.5, memory_mib=128) as client:
+async def test_every_kind_of_exit_has_its_outcome(client: Client) -> None:
 
-        async def run(code: str) -> object:
-            return (await client.program(code)).outcome
+    async def run(code: str) -> object:
+        return (await client.program(code)).outcome
 
-        assert await run("print(1, end='')\nexit()") == msg.CodeOk(msg.Output("1"))
-        assert await run("import sys; sys.exit(3)") == msg.CodeCrashed(msg.Output(), 3)
-        assert await run("import sys; sys.exit('why')") == msg.CodeCrashed(msg.Output("", "why\n"), 1)
-        assert await run("import os; print('x', flush=True); os._exit(0)") == msg.CodeCrashed(msg.Output("x\n"), 0)
-        assert await run("import ctypes; ctypes.string_at(0)") == msg.CodeCrashed(msg.Output(), -11)
-        assert await run("x = bytearray(1 << 30)") == msg.CodeOutOfMemory(msg.Output(), 128)
-        assert await run("print('on the way')\nwhile True: pass") == msg.CodeTimedOut(msg.Output("on the way\n"), 0.5)
-        assert await run("import time; time.sleep(60)") == msg.CodeTimedOut(msg.Output(), 0.5)
-        assert await run("import atexit; atexit.register(print, 'bye')") == msg.CodeOk(msg.Output("bye\n"))
+    assert await run("print(1, end='')\nexit()") == msg.CodeOk(msg.Output("1"))
+    assert await run("import sys; sys.exit(3)") == msg.CodeCrashed(msg.Output(), 3)
+    assert await run("import sys; sys.exit('why')") == msg.CodeCrashed(msg.Output("", "why\n"), 1)
+    assert await run("import os; print('x', flush=True); os._exit(0)") == msg.CodeCrashed(msg.Output("x\n"), 0)
+    assert await run("import ctypes; ctypes.string_at(0)") == msg.CodeCrashed(msg.Output(), -11)
+    assert await run("x = bytearray(1 << 30)") == msg.CodeOutOfMemory(msg.Output(), 128)
+    assert await run("print('on the way')\nwhile True: pass") == msg.CodeTimedOut(msg.Output("on the way\n"), 0.5)
+    assert await run("import time; time.sleep(60)") == msg.CodeTimedOut(msg.Output(), 0.5)
+    assert await run("import atexit; atexit.register(print, 'bye')") == msg.CodeOk(msg.Output("bye\n"))
 
 
 async def test_a_program_that_forks_has_one_outcome(client: Client) -> None:
@@ -78,27 +78,12 @@ async def test_a_program_that_forks_has_one_outcome(client: Client) -> None:
     assert outcome.output.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
-async def test_output_beyond_the_limit_is_drained_and_counted(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox(output_kib=4) as client:
-        outcome = (await client.program("import sys\nprint('x' * 2_000_000)\nprint('e', file=sys.stderr)")).outcome
-        assert outcome == msg.CodeOk(msg.Output("x" * 4096, "e\n", 2_000_001 - 4096, 0))
-        # A character has three bytes, so the limit of 4096 bytes cuts a character.
-        outcome = (await client.program("print('\\u20ac' * 5000)")).outcome
-        assert outcome == msg.CodeOk(msg.Output("\u20ac" * 1365, "", 15_001 - 4096, 0))
-
-
-async def test_a_cell_that_kills_its_process_leaves_the_notebook_unchanged(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox(time_limit_s=0.5) as client:
-        await client.printed("import random\nx = random.random()\nnames = ['kept']")
-        before = await client.printed("x")
-        assert isinstance((await client.cell("names.append('lost')\nwhile True: pass")).outcome, msg.CodeTimedOut)
-        assert await client.printed("names") == "['kept']\n"
-        assert (await client.cell("names.append('lost')\nexit()")).outcome == msg.CodeCrashed(msg.Output(), 0)
-        assert await client.printed("names") == "['kept']\n"
-        assert (await client.cell("import os; os._exit(5)")).outcome == msg.CodeCrashed(msg.Output(), 5)
-        assert await client.printed("x") == before
-        assert isinstance((await client.cell("y = 1\n1 / 0")).outcome, msg.CodeRaised)
-        assert await client.printed("y") == "1\n"
+async def test_output_beyond_the_limit_is_drained_and_counted(client: Client) -> None:
+    outcome = (await client.program("import sys\nprint('x' * 2_000_000)\nprint('e', file=sys.stderr)")).outcome
+    assert outcome == msg.CodeOk(msg.Output("x" * 4096, "e\n", 2_000_001 - 4096, 0))
+    # A character has three bytes, so the limit of 4096 bytes cuts a character.
+    outcome = (await client.program("print('\\u20ac' * 5000)")).outcome
+    assert outcome == msg.CodeOk(msg.Output("\u20ac" * 1365, "", 15_001 - 4096, 0))
 
 
 async def test_cells_of_one_notebook_run_in_the_order_of_their_requests(client: Client) -> None:
@@ -107,49 +92,37 @@ async def test_cells_of_one_notebook_run_in_the_order_of_their_requests(client: 
     assert await client.printed("seen == list(range(50))") == "True\n"
 
 
-async def test_the_end_of_a_notebook_deletes_its_state_and_stops_its_running_cell(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox(time_limit_s=100) as client:
-        await client.printed("x = 1")
-        running = asyncio.create_task(client.cell("import time; time.sleep(60)"))
-        await asyncio.sleep(0)
-        await client.sandbox.end_notebook(0)
-        with pytest.raises(SandboxFailure, match="the trajectory ended"):
-            await running
-        assert isinstance((await client.cell("x")).outcome, msg.CodeRaised)
+async def test_the_end_of_a_notebook_deletes_its_state_and_stops_its_running_cell(client: Client) -> None:
+    await client.printed("x = 1")
+    running = asyncio.create_task(client.cell("import time; time.sleep(60)"))
+    await asyncio.sleep(0)
+    await client.end()
+    with pytest.raises(SandboxFailure, match="the trajectory ended"):
+        await running
+    assert isinstance((await client.cell("x")).outcome, msg.CodeRaised)
 
 
-async def test_random_draws_depend_only_on_seed_trajectory_and_call(start_sandbox: StartSandbox) -> None:
-    code = (
+async def test_random_draws_scrubbed_addresses_and_timeouts_are_the_same_in_every_run(
+    start_sandbox: StartSandbox,
+) -> None:
+    draw = (
         "import random, numpy\n"
         "print(random.random(), numpy.random.rand(), numpy.random.default_rng().random(), {'a', 'b', 'c'})"
     )
-
-    async def draw(client: Client, trajectory: int) -> str:
-        outcome = (await client.program(code, trajectory=trajectory)).outcome
-        assert isinstance(outcome, msg.CodeOk)
-        return outcome.output.stdout
-
-    draws: list[list[str]] = []
-    for _ in range(2):
-        async with start_sandbox() as client:
-            draws.append([await draw(client, 1), await draw(client, 1), await draw(client, 2)])
-    assert draws[0] == draws[1]
-    assert len(set(draws[0])) == 3
-
-
-async def test_scrubbed_addresses_and_timeouts_are_the_same_in_every_run(start_sandbox: StartSandbox) -> None:
     runs: list[list[msg.CodeOutcome]] = []
     for _ in range(2):
         async with start_sandbox(time_limit_s=0.3) as client:
+            draws = [(await client.program(draw, trajectory=trajectory)).outcome for trajectory in (1, 1, 2)]
             results = [
                 await client.cell("print(map(str, []), object())\nlambda: 0"),
                 await client.program("raise ValueError(object())"),
                 await client.program("n = 0\nwhile True:\n    n += 1\n    print(n)"),
             ]
             assert "at 0x" in str(results[0].outcome)
-            runs.append([scrub_outcome(result.outcome) for result in results])
+            runs.append([*draws, *(scrub_outcome(result.outcome) for result in results)])
     assert runs[0] == runs[1]
-    assert [type(outcome) for outcome in runs[0]] == [msg.CodeOk, msg.CodeRaised, msg.CodeTimedOut]
+    assert [type(outcome) for outcome in runs[0]] == [*[msg.CodeOk] * 4, msg.CodeRaised, msg.CodeTimedOut]
+    assert len({str(outcome) for outcome in runs[0][:3]}) == 3  # each call of each trajectory has its own draws
 
 
 async def test_slow_calls_do_not_delay_other_calls(start_sandbox: StartSandbox) -> None:
@@ -166,11 +139,10 @@ async def test_slow_calls_do_not_delay_other_calls(start_sandbox: StartSandbox) 
         )
 
 
-async def test_the_time_limit_counts_from_the_start_of_a_call_without_queueing(start_sandbox: StartSandbox) -> None:
-    """200 calls of 0.5 s share little more than 64 slots, so that the last call waits longer than 0.9 s."""
-    async with start_sandbox(time_limit_s=0.9) as client:
-        results = await asyncio.gather(*[client.program("import time; time.sleep(0.5)") for _ in range(200)])
-        assert {type(result.outcome) for result in results} == {msg.CodeOk}
+async def test_the_time_limit_counts_from_the_start_of_a_call_without_queueing(client: Client) -> None:
+    """200 calls of 0.25 s share little more than 64 slots, so that the last call waits longer than 0.5 s."""
+    results = await asyncio.gather(*[client.program("import time; time.sleep(0.25)") for _ in range(200)])
+    assert {type(result.outcome) for result in results} == {msg.CodeOk}
 
 
 async def test_a_full_queue_refuses_calls_with_a_failure(start_sandbox: StartSandbox) -> None:

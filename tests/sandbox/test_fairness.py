@@ -78,8 +78,7 @@ async def test_a_refused_epoll_watch_fails_only_its_call(
             "the fork server could not serve a call: No space left on device",
         }
         assert len(failures) > 0
-        for number in range(12):
-            await client.sandbox.end_notebook(number)
+        await client.end_all()
         assert get_texts([await client.program("print(2)") for _ in range(4)]) == ["2\n"] * 4
         assert client.sandbox.server_pids == servers
 
@@ -215,8 +214,7 @@ async def _run_next_to_greedy(client: Client, codes: Sequence[str]) -> list[str 
         await client.program("print()")  # when this program ends, the greedy calls have started
         innocents = await asyncio.gather(*[client.program(INNOCENT) for _ in range(4)])
         await asyncio.gather(*greedy)  # raises SandboxFailure if a greedy call fails
-        for number in range(len(codes)):
-            await client.sandbox.end_notebook(1000 + number)
+        await client.end_all()
     most_mib = 1.25 * SCALED_LIMITS["memory_mib"] + _ZYGOTE_MIB
     assert {name: mib for name, mib in watch.most_mib.items() if mib > most_mib} == {}
     while any(read_name(pid).startswith("greedy") for pid in family(*client.sandbox.server_pids)):

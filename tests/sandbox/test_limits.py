@@ -11,6 +11,7 @@ from asterism.sandbox.inside.isolation import landlock
 from tests.sandbox.conftest import Client, StartSandbox
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
+LIMITS = {"time_limit_s": 1.0, "memory_mib": 128}
 
 COMMON_LIBRARIES = """
     import asyncio, ctypes, mmap, multiprocessing, os, sqlite3, subprocess, sys, tempfile, threading
@@ -88,7 +89,28 @@ async def test_the_input_is_an_unnamed_file_of_the_call(client: Client) -> None:
     assert outcome.error.startswith("PermissionError")
 
 
-async def test_a_call_without_namespaces_cannot_read_or_write_files_of_the_machine(start_sandbox: StartSandbox) -> None:
+SIGNALS_ITS_CHILD = """
+    import os, time
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+    os.kill(child, 15)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    try:
+        os.kill(os.getppid() or 2**22, 0)
+        print("reached")
+    except OSError:
+        pass
+"""
+
+
+async def test_a_call_can_only_signal_its_own_children(client: Client) -> None:
+    assert await run_and_read(client, SIGNALS_ITS_CHILD) == "-15\n"
+
+
+async def test_a_call_without_namespaces_reaches_no_files_or_processes_of_the_machine(
+    start_sandbox: StartSandbox,
+) -> None:
     code = """
         import os
         def tries(path, flags):
@@ -111,25 +133,7 @@ async def test_a_call_without_namespaces_cannot_read_or_write_files_of_the_machi
         mine = (await client.printed("import os; print(os.getcwd())")).strip()
         with pytest.raises(AssertionError, match="PermissionError"):
             await run_and_read(client, f"print(open({mine!r} + '/mine').read())")
-
-
-async def test_a_call_can_only_signal_its_own_children(start_sandbox: StartSandbox) -> None:
-    code = """
-        import os, time
-        child = os.fork()
-        if child == 0:
-            time.sleep(60)
-        os.kill(child, 15)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        try:
-            os.kill(os.getppid() or 2**22, 0)
-            print("reached")
-        except OSError:
-            pass
-    """
-    for namespaces in ("off", "auto"):
-        async with start_sandbox(namespaces=namespaces) as client:
-            assert await run_and_read(client, code) == "-15\n"
+        assert await run_and_read(client, SIGNALS_ITS_CHILD) == "-15\n"
 
 
 GROWS_IN_MANY = """
@@ -155,42 +159,38 @@ SHARES = """
 """
 
 
-async def test_the_memory_limit_applies_to_all_processes_of_a_call_together(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox(memory_mib=128) as client:
-        outcome = (await client.program(textwrap.dedent(GROWS_IN_MANY))).outcome
-        assert isinstance(outcome, CodeOutOfMemory), outcome
-        assert await run_and_read(client, SHARES) == "shared\n"
-        assert await client.printed("x = 5") == ""
-        outcome = (await client.cell(textwrap.dedent(GROWS_IN_MANY))).outcome
-        assert isinstance(outcome, CodeOutOfMemory), outcome
-        assert await client.printed("x") == "5\n"
+async def test_the_memory_limit_applies_to_all_processes_of_a_call_together(client: Client) -> None:
+    outcome = (await client.program(textwrap.dedent(GROWS_IN_MANY))).outcome
+    assert isinstance(outcome, CodeOutOfMemory), outcome
+    assert await run_and_read(client, SHARES) == "shared\n"
+    assert await client.printed("x = 5") == ""
+    outcome = (await client.cell(textwrap.dedent(GROWS_IN_MANY))).outcome
+    assert isinstance(outcome, CodeOutOfMemory), outcome
+    assert await client.printed("x") == "5\n"
 
 
-async def test_concurrent_endless_and_growing_calls_each_get_their_outcome(start_sandbox: StartSandbox) -> None:
+async def test_concurrent_endless_and_growing_calls_each_get_their_outcome(client: Client) -> None:
     computes = "n = 0\nfor i in range(1_000_000): n += i\nprint(n)"
     grows = "kept = []\nwhile True: kept.append(bytearray(b'x') * (1 << 20))"
-    async with start_sandbox(time_limit_s=1.0, memory_mib=64) as client:
-        calls = [client.program("while True: pass", trajectory=10 + n) for n in range(3)]
-        calls += [client.program(grows, trajectory=20 + n) for n in range(3)]
-        calls += [client.program(computes, trajectory=30 + n) for n in range(3)]
-        outcomes = [result.outcome for result in await asyncio.gather(*calls)]
-        assert [type(outcome) for outcome in outcomes] == [CodeTimedOut] * 3 + [CodeOutOfMemory] * 3 + [CodeOk] * 3
-        assert (await client.program("print(1)")).outcome == CodeOk(Output("1\n"))
+    calls = [client.program("while True: pass", trajectory=10 + n) for n in range(3)]
+    calls += [client.program(grows, trajectory=20 + n) for n in range(3)]
+    calls += [client.program(computes, trajectory=30 + n) for n in range(3)]
+    outcomes = [result.outcome for result in await asyncio.gather(*calls)]
+    assert [type(outcome) for outcome in outcomes] == [CodeTimedOut] * 3 + [CodeOutOfMemory] * 3 + [CodeOk] * 3
+    assert (await client.program("print(1)")).outcome == CodeOk(Output("1\n"))
 
 
-async def test_a_notebook_continues_after_a_cell_that_waited_for_time_slices(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox(time_limit_s=1.0) as client:
-        loops = [client.program("while True: pass", trajectory=10 + n) for n in range(3)]
-        cell = client.cell("n = 0\nfor i in range(1_000_000): n += i\nprint(n)")
-        computed, *outcomes = await asyncio.gather(cell, *loops)
-        assert isinstance(computed.outcome, CodeOk)
-        assert computed.outcome.output.stdout == f"{sum(range(1_000_000))}\n"
-        assert [type(result.outcome) for result in outcomes] == [CodeTimedOut] * 3
-        assert await client.printed("n + 1") == f"{sum(range(1_000_000)) + 1}\n"
+async def test_a_notebook_continues_after_a_cell_that_waited_for_time_slices(client: Client) -> None:
+    loops = [client.program("while True: pass", trajectory=10 + n) for n in range(3)]
+    cell = client.cell("n = 0\nfor i in range(1_000_000): n += i\nprint(n)")
+    computed, *outcomes = await asyncio.gather(cell, *loops)
+    assert isinstance(computed.outcome, CodeOk)
+    assert computed.outcome.output.stdout == f"{sum(range(1_000_000))}\n"
+    assert [type(result.outcome) for result in outcomes] == [CodeTimedOut] * 3
+    assert await client.printed("n + 1") == f"{sum(range(1_000_000)) + 1}\n"
 
 
-async def test_escape_attempts_are_contained_and_reported_with_a_reason(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox(time_limit_s=0.5) as client:
-        findings = await run_escape_attempts(client.sandbox)
+async def test_escape_attempts_are_contained_and_reported_with_a_reason(client: Client) -> None:
+    findings = await run_escape_attempts(client.sandbox)
     assert [finding.name for finding in findings if not finding.contained] == []
     assert [finding.name for finding in findings if not finding.detail or "AssertionError" in finding.detail] == []

@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 
 from asterism.bus.messages import CodeCrashed, CodeOk, CodeOutOfMemory
-from asterism.bus.process.scratch_lock import remove_stale_scratch
 from asterism.sandbox.hosts import local_host
 from asterism.sandbox.isolation import format_isolation
 from tests.sandbox.conftest import Client, StartSandbox, list_call_cgroups
-from tests.sandbox.executors import kill_an_executor
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 MIB = 1 << 20
 LIMIT_MIB = 128
+LIMITS = {"memory_mib": LIMIT_MIB, "time_limit_s": 20.0}
 FILES = "for number in range(25): open(str(number), 'wb').write(bytes(8 << 20))"
 TWO_CHILDREN = """
 import os
@@ -48,7 +47,7 @@ def require_cgroups(client: Client) -> None:
 async def test_hidden_memory_of_a_call_stays_within_its_cgroup_and_harms_no_other_call(
     start_sandbox: StartSandbox,
 ) -> None:
-    async with start_sandbox(memory_mib=LIMIT_MIB, file_mib=256, time_limit_s=20.0) as client:
+    async with start_sandbox(file_mib=256, **LIMITS) as client:
         require_cgroups(client)
         assert format_isolation(client.isolation).endswith("; memory: a cgroup per call")
         assert await client.printed("kept = 7", 1) == ""
@@ -64,21 +63,17 @@ async def test_hidden_memory_of_a_call_stays_within_its_cgroup_and_harms_no_othe
     assert [path for path in {cgroup.parent.parent for cgroup in cgroups} if path.exists()] == []
 
 
-async def test_a_call_is_out_of_memory_if_only_a_child_was_killed(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox(memory_mib=LIMIT_MIB, time_limit_s=20.0) as client:
-        require_cgroups(client)
-        outcome = (await client.program(TWO_CHILDREN)).outcome
-        assert isinstance(outcome, CodeOutOfMemory)
+async def test_a_call_is_out_of_memory_if_only_a_child_was_killed(client: Client) -> None:
+    require_cgroups(client)
+    outcome = (await client.program(TWO_CHILDREN)).outcome
+    assert isinstance(outcome, CodeOutOfMemory)
 
 
-async def test_a_notebook_can_rewrite_a_state_as_large_as_its_limit_without_a_checkpoint(
-    start_sandbox: StartSandbox,
-) -> None:
-    async with start_sandbox(memory_mib=LIMIT_MIB, time_limit_s=20.0) as client:
-        require_cgroups(client)
-        await rewrite_large_state(client)
-        peaks_mib = [read_peak(cgroup) / MIB for cgroup in list_call_cgroups(client.sandbox.server_pids)]
-        assert 100 < max(peaks_mib) <= LIMIT_MIB * 1.25
+async def test_a_notebook_can_rewrite_a_state_as_large_as_its_limit_without_a_checkpoint(client: Client) -> None:
+    require_cgroups(client)
+    await rewrite_large_state(client)
+    peaks_mib = [read_peak(cgroup) / MIB for cgroup in list_call_cgroups(client.sandbox.server_pids)]
+    assert 100 < max(peaks_mib) <= LIMIT_MIB * 1.25
 
 
 async def rewrite_large_state(client: Client) -> None:
@@ -99,18 +94,9 @@ async def test_without_permission_for_cgroups_the_fork_servers_measure_memory(
         raise PermissionError
 
     monkeypatch.setattr(local_host, "CgroupFolder", refuse)
-    async with start_sandbox(memory_mib=LIMIT_MIB, time_limit_s=20.0) as client:
+    async with start_sandbox(**LIMITS) as client:
         assert not client.isolation.call_cgroups
         assert format_isolation(client.isolation).endswith("; memory: measured, no cgroups")
         outcome = (await client.program(TWO_CHILDREN)).outcome
         assert isinstance(outcome, CodeOutOfMemory)
         await rewrite_large_state(client)
-
-
-def test_the_cgroups_of_a_killed_executor_are_removed_at_the_next_start() -> None:
-    folders = kill_an_executor(["import os, time; os.fork()"], [], backend="process", fork_servers=1).cgroups
-    if not folders:
-        pytest.skip("this machine does not allow cgroups for calls")
-    assert [Path(folder).exists() for folder in folders] == [True]
-    remove_stale_scratch()
-    assert [Path(folder).exists() for folder in folders] == [False]

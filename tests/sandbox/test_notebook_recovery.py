@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from tests.sandbox.conftest import Client, StartSandbox
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
 LIMIT_S = 0.6
-LIMITS = {"time_limit_s": LIMIT_S}
+LIMITS = {"time_limit_s": LIMIT_S, "memory_mib": 256}
 # State that a rerun cannot reproduce: a time, and the address of an object.
 SETUP = "import time\nt = time.time_ns()\nkept = [object()]"
 INSPECT = "t, id(kept[0]), len(kept)"
@@ -44,9 +46,12 @@ ENDINGS: dict[str, tuple[str, CodeOutcome | type[CodeOutcome]]] = {
     "closes its socket": ("import os; os.close(3)", CodeCrashed),
     "closes everything": ("import os; os.closerange(0, 256)", CodeCrashed),
     "removes functions of the harness": ("import os; os.write = os.getpid = None", CodeCrashed),
-    "forks without end": ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", CodeTimedOut),
     "leaves only a fork": ("import os\nif os.fork(): os._exit(6)\ntime.sleep(60)", CodeCrashed),
 }
+FORK_BOMB = {
+    "forks without end": ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", CodeTimedOut)
+}
+WITHOUT_NAMESPACES = ("loops", "os._exit", "kills itself", "closes its socket", "leaves only a fork")
 
 
 @pytest.mark.parametrize("name", ENDINGS)
@@ -62,24 +67,33 @@ async def test_a_crashed_cell_does_not_change_the_state(client: Client, name: st
     assert await client.printed("kept.append(1)\nlen(kept)") == "2\n"
 
 
-async def test_without_namespaces_a_crashed_cell_does_not_change_the_state(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox(time_limit_s=LIMIT_S, namespaces="off") as client:
+@pytest.mark.parametrize(
+    ("limits", "names"),
+    [
+        ({"namespaces": "off"}, WITHOUT_NAMESPACES),
+        ({"max_call_extension": 6.0}, FORK_BOMB),  # its processes wait for each other until the end of the extension
+    ],
+    ids=["without namespaces", "fork bomb"],
+)
+async def test_with_other_limits_a_crashed_cell_does_not_change_the_state(
+    start_sandbox: StartSandbox, limits: dict[str, Any], names: Iterable[str]
+) -> None:
+    async with start_sandbox(time_limit_s=LIMIT_S, **limits) as client:
         await client.printed(SETUP)
         before = await client.printed(INSPECT)
-        for name in ("loops", "os._exit", "kills itself", "closes its socket", "leaves only a fork"):
-            code, ending = ENDINGS[name]
+        for name in names:
+            code, ending = {**ENDINGS, **FORK_BOMB}[name]
             outcome = (await client.cell(f"kept.append('lost')\n{code}")).outcome
             assert isinstance(outcome, ending if isinstance(ending, type) else type(ending)), name
             assert await client.printed(INSPECT) == before, name
 
 
-async def test_a_cell_keeps_its_effects_before_an_error(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox(memory_mib=128) as client:
-        await client.printed(SETUP)
-        before = await client.printed("t")
-        assert isinstance((await client.cell("kept.append(1)\n1 / 0")).outcome, CodeRaised)
-        assert isinstance((await client.cell("kept.append(2)\nx = bytearray(1 << 30)")).outcome, CodeOutOfMemory)
-        assert await client.printed("len(kept), t") == f"(3, {before.strip()})\n"
+async def test_a_cell_keeps_its_effects_before_an_error(client: Client) -> None:
+    await client.printed(SETUP)
+    before = await client.printed("t")
+    assert isinstance((await client.cell("kept.append(1)\n1 / 0")).outcome, CodeRaised)
+    assert isinstance((await client.cell("kept.append(2)\nx = bytearray(1 << 30)")).outcome, CodeOutOfMemory)
+    assert await client.printed("len(kept), t") == f"(3, {before.strip()})\n"
 
 
 @pytest.mark.parametrize(
@@ -213,14 +227,13 @@ async def test_signals_to_a_crashed_cell_are_not_sent_to_the_next_cell(client: C
     assert await client.printed("os.kill(os.getpid(), signal.SIGTERM)\nseen") == "[1]\n"
 
 
-async def test_memory_of_a_checkpoint_does_not_count_as_memory_of_the_cell(start_sandbox: StartSandbox) -> None:
+async def test_memory_of_a_checkpoint_does_not_count_as_memory_of_the_cell(client: Client) -> None:
     """A cell rewrites 150 of 256 MiB until the server has measured its memory."""
-    async with start_sandbox(memory_mib=256) as client:
-        await client.printed("import time\nx = bytearray(b'a') * (150 << 20)")
-        rewrites = "until = time.monotonic() + 0.5\nwhile time.monotonic() < until:\n"
-        rewrites += "    for n in range(0, len(x), 4096): x[n] = 98"
-        await client.printed(rewrites)
-        assert await client.printed("x[0], x[-4096]") == "(98, 98)\n"
+    await client.printed("import time\nx = bytearray(b'a') * (150 << 20)")
+    rewrites = "until = time.monotonic() + 0.3\nwhile time.monotonic() < until:\n"
+    rewrites += "    for n in range(0, len(x), 4096): x[n] = 98"
+    await client.printed(rewrites)
+    assert await client.printed("x[0], x[-4096]") == "(98, 98)\n"
 
 
 async def test_notebooks_over_the_limit_keep_their_variables(start_sandbox: StartSandbox) -> None:

@@ -5,7 +5,6 @@ import contextlib
 import os
 import signal
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -13,11 +12,12 @@ from asterism.bus.messages import CodeCrashed, CodeOk, CodeRequested, Output
 from asterism.configs.schema.machines import SandboxConfig as SandboxConfig
 from asterism.sandbox.contract import SandboxFailure
 from asterism.sandbox.preloads import Preload
-from tests.processes import family, is_running
-from tests.sandbox.conftest import Client, StartSandbox
+from tests.processes import family, is_running, list_children, process_state
+from tests.sandbox.conftest import Client, StartSandbox, wait_for_outcome
 
 pytestmark = [pytest.mark.real_clock, pytest.mark.slow]
 _SPARE = 3
+LIMITS = {"spare_notebooks": _SPARE}
 _WARM_PROCESSES = 4  # processes that the server forks before the spare notebooks
 _IMPORTS = {"bare": "", "numpy": "import numpy", "scientific": "import sympy"}
 # Print the state that a cell can read of its process, except times, addresses and true random numbers.
@@ -40,13 +40,6 @@ print(numpy and (numpy.random.rand(3), numpy.random.default_rng().random(3)), sy
 """
 
 
-def list_children(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except (FileNotFoundError, ProcessLookupError):  # the process has ended in the meantime
-        return []
-
-
 def list_spare_processes(client: Client, preload: Preload = "bare") -> list[int]:
     """Return the first processes of notebooks without checkpoints, which have exactly one child."""
     servers = client.sandbox._pools[preload].server_pids  # pyright: ignore[reportPrivateUsage]
@@ -55,10 +48,6 @@ def list_spare_processes(client: Client, preload: Preload = "bare") -> list[int]
     if len(calls) < _WARM_PROCESSES:  # the server is starting
         return []
     return [pid for pid in calls if len(children.get(pid, ())) == 1]
-
-
-def list_processes() -> set[int]:
-    return {int(path.name) for path in Path("/proc").glob("[0-9]*")}
 
 
 async def find_spare_processes(
@@ -74,18 +63,9 @@ async def find_spare_processes(
 async def wait_for_ends(client: Client, pids: Sequence[int]) -> None:
     """Wait until the processes have ended and are reaped. Raises TimeoutError."""
     async with asyncio.timeout(30):
-        while not list_processes().isdisjoint(pids):
+        while any(process_state(pid) != "X" for pid in pids):
             with contextlib.suppress(SandboxFailure):  # the call fails if a test has killed the fork server
                 await client.program("pass")
-
-
-async def wait_for_new_server(client: Client) -> None:
-    """Wait for a new fork server; calls fail while the old server exits. Raises TimeoutError."""
-    async with asyncio.timeout(30):
-        while True:
-            with contextlib.suppress(SandboxFailure):
-                await client.program("pass")
-                return
 
 
 def end_spare_notebooks(client: Client, pause_s: float) -> None:
@@ -105,30 +85,28 @@ async def run_cells(client: Client, first: str) -> list[str]:
     return [outcome.output.stdout for outcome in outcomes if isinstance(outcome, CodeOk)]
 
 
-async def test_each_trajectory_gets_its_own_spare_notebook(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox(spare_notebooks=_SPARE) as client:
-        await find_spare_processes(client, _SPARE)
-        cells = [
-            client.cell(f"x = {number}\nopen('f{number}', 'w').close()\nopen('/tmp/t{number}', 'w').close()", number)
-            for number in range(2 * _SPARE)
-        ]
-        outcomes = [result.outcome for result in await asyncio.gather(*cells)]
-        assert all(isinstance(outcome, CodeOk) for outcome in outcomes), outcomes
-        code = "import os\nx, [n for n in os.listdir('.') if n[0] == 'f']"
-        texts = [await client.printed(code, number) for number in range(2 * _SPARE)]
-        assert texts == [f"({number}, ['f{number}'])\n" for number in range(2 * _SPARE)]
+async def test_each_trajectory_gets_its_own_spare_notebook(client: Client) -> None:
+    await find_spare_processes(client, _SPARE)
+    cells = [
+        client.cell(f"x = {number}\nopen('f{number}', 'w').close()\nopen('/tmp/t{number}', 'w').close()", number)
+        for number in range(2 * _SPARE)
+    ]
+    outcomes = [result.outcome for result in await asyncio.gather(*cells)]
+    assert all(isinstance(outcome, CodeOk) for outcome in outcomes), outcomes
+    code = "import os\nx, [n for n in os.listdir('.') if n[0] == 'f']"
+    texts = [await client.printed(code, number) for number in range(2 * _SPARE)]
+    assert texts == [f"({number}, ['f{number}'])\n" for number in range(2 * _SPARE)]
 
 
-async def test_used_and_killed_spare_notebooks_are_replaced(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox(spare_notebooks=_SPARE) as client:
-        first = await find_spare_processes(client, _SPARE)
-        for pid in first:
-            os.kill(pid, signal.SIGKILL)
-        second = await find_spare_processes(client, _SPARE, replaced=first)
-        for number in range(_SPARE):
-            assert await client.printed("1 + 1", number) == "2\n"
-            await client.sandbox.end_notebook(number)
-        assert await find_spare_processes(client, _SPARE, replaced=second)
+async def test_used_and_killed_spare_notebooks_are_replaced(client: Client) -> None:
+    first = await find_spare_processes(client, _SPARE)
+    for pid in first:
+        os.kill(pid, signal.SIGKILL)
+    second = await find_spare_processes(client, _SPARE, replaced=first)
+    for number in range(_SPARE):
+        assert await client.printed("1 + 1", number) == "2\n"
+        await client.end(number)
+    assert await find_spare_processes(client, _SPARE, replaced=second)
 
 
 async def test_a_spare_notebook_without_its_worker_runs_its_first_cell(start_sandbox: StartSandbox) -> None:
@@ -211,7 +189,7 @@ async def test_a_killed_fork_server_leaves_no_spare_notebook_and_the_next_server
         (server,) = client.sandbox._pools["bare"].server_pids  # pyright: ignore[reportPrivateUsage]
         os.kill(server, signal.SIGKILL)
         await wait_for_ends(client, processes)
-        await wait_for_new_server(client)
+        await asyncio.wait_for(wait_for_outcome(client), 30)
         await find_spare_processes(client, _SPARE, replaced=first)
 
 

@@ -76,8 +76,8 @@ async def test_on_a_starved_machine_no_innocent_call_is_a_mistake_of_the_model(s
 async def test_endless_code_next_to_endless_code_is_a_mistake_of_the_model(start_sandbox: StartSandbox) -> None:
     """Load of other calls in the sandbox is not load from outside."""
     async with start_sandbox(time_limit_s=0.5, fork_servers=2) as client:
-        ends = await run_all(client, ENDLESS, 4)
-    assert ends == {(name, CodeTimedOut.__name__): 8 for name in ENDLESS}
+        ends = await run_all(client, ENDLESS, 2)
+    assert ends == {(name, CodeTimedOut.__name__): 4 for name in ENDLESS}
 
 
 @pytest.mark.parametrize("num_starved", [1, 2])

@@ -1,11 +1,12 @@
 """Every code block of docs/tasks.md runs, as does the task on the first screen of README.md."""
 
+import asyncio
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,12 +19,12 @@ from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.datasets import read_problems
-from asterism.engine.model.tokenizer import load_tokenizer
-from asterism.sandbox.select_backend import make_sandbox
 from asterism.tasks import DEFAULT_TASK
 from asterism.tasks.hosting.task_services import TaskServices, build_task_services
 from asterism.tasks.prepare_program import find_prepared_model, prepare_run
 from asterism.tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
+from tests.sandbox.conftest import open_sandbox
+from tests.tasks.hosting.hosts import submit
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
@@ -45,18 +46,19 @@ ROWS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a folder with all files of the page, and with the rows that the page's comments contain."""
+    folder = tmp_path_factory.mktemp("page")
     for language, text in BLOCKS:
         if language == "python":
-            (tmp_path / text.splitlines()[0].removeprefix("# ")).write_text(text)
+            (folder / text.splitlines()[0].removeprefix("# ")).write_text(text)
         elif language == "json":
-            (tmp_path / "rows.jsonl").write_text(text)
+            (folder / "rows.jsonl").write_text(text)
     for name, row in ROWS.items():
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
-    (tmp_path / "run.toml").write_text(TOML[0])
-    return tmp_path
+        (folder / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    (folder / "run.toml").write_text(TOML[0])
+    return folder
 
 
 def load(folder: Path, toml: str) -> RunConfig:
@@ -110,14 +112,20 @@ def test_the_program_of_the_page_makes_the_rows_of_the_configuration(folder: Pat
 async def open_services(folder: Path, toml: str) -> AsyncGenerator[TaskServices]:
     save_tokenizer(train_tokenizer(["some text"]), folder)
     run = load(folder, toml)
-    sandbox = make_sandbox(run.sandbox, run.seed, run.name)
-    services = build_task_services(run, RunFolder(folder), describe_tasks(run), sandbox)
-    try:
-        await sandbox.start()
-        yield services
-    finally:
-        await services.close()
-        await sandbox.close()
+    async with open_sandbox("process", None) as client:
+        services = build_task_services(run, RunFolder(folder), describe_tasks(run), client.sandbox)
+        try:
+            yield services
+        finally:
+            await services.close()
+
+
+@pytest.fixture(scope="module")
+def services(folder: Path, loop: asyncio.Runner) -> Iterator[TaskServices]:
+    """Open the services of the page's environment, game and programs."""
+    context = open_services(folder, "".join(TOML[1:4]))
+    yield loop.run(context.__aenter__())
+    loop.run(context.__aexit__(None, None, None))
 
 
 async def call(
@@ -129,39 +137,30 @@ async def call(
     return (await services.call(request)).outcome
 
 
-def submit(folder: Path, task: str, response: str = "") -> msg.AnswerSubmitted:
-    ids = load_tokenizer(folder).encode(response, trusted=False)
-    row = json.dumps(ROWS.get(task, {})).encode()
-    return msg.AnswerSubmitted(
-        1, "", "", msg.RewardInput("answered", row, 0, msg.ids_to_bytes(ids), bytes([1]) * len(ids)), task
+async def test_the_environment_of_the_page_counts_and_gives_a_reward(folder: Path, services: TaskServices) -> None:
+    assert await call(services, "counter", "", ROWS["targets"]) == msg.Observation(
+        "The counter is at 0. Bring it to 7."
     )
-
-
-async def test_the_environment_of_the_page_counts_and_gives_a_reward(folder: Path) -> None:
-    async with open_services(folder, TOML[1]) as services:
-        assert await call(services, "counter", "", ROWS["targets"]) == msg.Observation(
-            "The counter is at 0. Bring it to 7."
+    for amount, count in ((3, 3), (4, 7)):
+        assert await call(services, "counter", "add", {"amount": amount}) == msg.Observation(
+            f"The counter is at {count}."
         )
-        for amount, count in ((3, 3), (4, 7)):
-            assert await call(services, "counter", "add", {"amount": amount}) == msg.Observation(
-                f"The counter is at {count}."
-            )
-        reward, components, _ = await services.score(submit(folder, "counter"))
-        assert (reward, components) == (pytest.approx(0.98), {"reached": 1.0, "steps": -0.02})
+    reward, components, _ = await services.score(submit(folder, {}, "", "counter"))
+    assert (reward, components) == (pytest.approx(0.98), {"reached": 1.0, "steps": -0.02})
 
 
-async def test_the_game_of_the_page_answers_with_user_turns(folder: Path) -> None:
-    async with open_services(folder, TOML[2]) as services:
-        await call(services, "guess", "", ROWS["numbers"])
-        said = [{"role": "assistant", "content": text} for text in ("Is it 3", "", "I say 4")]
-        assert [await call(services, "guess", "step", message) for message in said] == [
-            msg.Observation("No. Guess again."),
-            msg.Observation("No. Guess again."),
-            msg.Observation("Right.", stop=True, rewards={"guess": pytest.approx(0.7)}),
-        ]
+async def test_the_game_of_the_page_answers_with_user_turns(services: TaskServices) -> None:
+    await call(services, "guess", "", ROWS["numbers"])
+    said = [{"role": "assistant", "content": text} for text in ("Is it 3", "", "I say 4")]
+    assert [await call(services, "guess", "step", message) for message in said] == [
+        msg.Observation("No. Guess again."),
+        msg.Observation("No. Guess again."),
+        msg.Observation("Right.", stop=True, rewards={"guess": pytest.approx(0.7)}),
+    ]
 
 
-async def test_the_reward_of_a_program_is_the_share_of_passed_tests(folder: Path) -> None:
-    async with open_services(folder, TOML[3]) as services:
-        for program, share in (("print(2 * int(input()))", 1.0), ("print(6)", 0.5), ("1 /", 0.0)):
-            assert (await services.score(submit(folder, "programs", program))).components == {"tests": share}
+async def test_the_reward_of_a_program_is_the_share_of_passed_tests(folder: Path, services: TaskServices) -> None:
+    for program, share in (("print(2 * int(input()))", 1.0), ("print(6)", 0.5), ("1 /", 0.0)):
+        assert (await services.score(submit(folder, ROWS["programs"], program, "programs"))).components == {
+            "tests": share
+        }

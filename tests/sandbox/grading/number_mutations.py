@@ -72,9 +72,7 @@ def _fraction(random: Random) -> Generated:
     top, bottom = random.randint(1, 200), random.randint(2, 200)
     if Fraction(top, bottom).denominator == 1:
         bottom = 2 * top + 1
-    form = random.choice(("\\frac{%d}{%d}", "\\dfrac{%d}{%d}", "%d/%d", "-\\frac{%d}{%d}", "{%d \\over %d}"))
-    if form == "{%d \\over %d}":
-        form = "\\frac{%d}{%d}"
+    form = random.choice(("\\frac{%d}{%d}", "\\dfrac{%d}{%d}", "%d/%d", "-\\frac{%d}{%d}", "\\frac{%d}{%d}"))
     value = Fraction(top, bottom)
     return form % (top, bottom), -value if form.startswith("-") else value, False
 

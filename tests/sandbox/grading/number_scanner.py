@@ -23,6 +23,13 @@ class Scanner:
                 return word
         return None
 
+    def spaced(self, *words: str) -> str | None:
+        """Take a word and the spaces around it, or without the word, only a space."""
+        self.take(" ")
+        word = self.take(*words)
+        self.take(" ")
+        return word
+
     def digits(self) -> str:
         start = self.place
         while not self.is_at_end and self.text[self.place] in DIGITS:
@@ -56,8 +63,7 @@ class Scanner:
         opening = self.take("{", "(") or ""
         if opening == "{":
             self.take(" ")
-        sign = self.sign()
-        digits = self.digits()
+        sign, digits = self.sign(), self.digits()
         if opening == "{":
             self.take(" ")
         if not digits or (opening and not self.take({"{": "}", "(": ")"}[opening])):
@@ -70,9 +76,7 @@ class Scanner:
         if (base := self.integer()) is None:
             return None
         end = self.place
-        self.take(" ")
-        if self.take("^"):
-            self.take(" ")
+        if self.spaced("^"):
             if (exponent := self.exponent()) is not None and (base or exponent > 0) and abs(exponent) < 500:
                 return Fraction(base) ** exponent
             self.place = start
@@ -82,9 +86,7 @@ class Scanner:
 
     def side(self, is_digit_allowed: bool = True) -> Fraction | None:
         r"""Read one side of `\frac`: a digit, or braces with a signed power."""
-        self.take(" ")
-        if self.take("{"):
-            self.take(" ")
+        if self.spaced("{"):
             sign = self.sign()
             value = self.power()
             self.take(" ")

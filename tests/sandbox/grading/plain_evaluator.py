@@ -97,11 +97,8 @@ def _evaluate_number(text: str) -> Value | None:
         return value
     scanner = Scanner(text)
     sign = scanner.sign()
-    scanner.take(" ")
-    currency = scanner.take("\\$", "$")
-    scanner.take(" ")
-    second = scanner.sign()
-    scanner.take(" ")
+    currency = scanner.spaced("\\$", "$")
+    second = scanner.spaced("+", "-") or ""
     rest = text[scanner.place :]
     if sign and second:
         return None
@@ -121,13 +118,9 @@ def _evaluate_base(text: str) -> Value | None:
     digits = scanner.digits()
     if not digits or (is_bracketed and not scanner.take(")")):
         return None
-    scanner.take(" ")
-    if not scanner.take("_"):
+    if not scanner.spaced("_"):
         return None
-    scanner.take(" ")
-    is_braced = scanner.take("{") is not None
-    if is_braced:
-        scanner.take(" ")
+    is_braced = scanner.spaced("{") is not None
     base = scanner.digits()
     if is_braced:
         scanner.take(" ")
@@ -207,16 +200,8 @@ def _power_of_ten(scanner: Scanner) -> int | None:
     if scanner.take("e", "E"):
         sign, digits = scanner.sign(), scanner.digits()
         return int(sign + digits) if digits and int(digits) < 4000 else None
-    scanner.take(" ")
-    if not scanner.take("\\times", "\\cdot", "*", "\\ast", "\u00d7"):
+    if not (scanner.spaced("\\times", "\\cdot", "*", "\\ast", "\u00d7") and scanner.take("10") and scanner.spaced("^")):
         return None
-    scanner.take(" ")
-    if not scanner.take("10"):
-        return None
-    scanner.take(" ")
-    if not scanner.take("^"):
-        return None
-    scanner.take(" ")
     exponent = scanner.exponent()
     return exponent if exponent is not None and abs(exponent) < 4000 else None
 
@@ -227,9 +212,7 @@ def _period(scanner: Scanner) -> str | None:
         period = scanner.digits()
         is_closed = bool(scanner.take(")"))
     elif scanner.take("\\overline", "\\bar"):
-        scanner.take(" ")
-        is_opened = bool(scanner.take("{"))
-        scanner.take(" ")
+        is_opened = bool(scanner.spaced("{"))
         period = scanner.digits()
         scanner.take(" ")
         is_closed = is_opened and bool(scanner.take("}"))
@@ -265,9 +248,7 @@ def _mixed(scanner: Scanner) -> Value | None:
     if scanner.take("\\frac"):
         fraction = _read_sides(scanner, is_plain=True)
     elif has_space and (top := scanner.digits()):
-        scanner.take(" ")
-        is_quotient = scanner.take("/")
-        scanner.take(" ")
+        is_quotient = scanner.spaced("/")
         bottom = scanner.digits()
         fraction = Fraction(int(top), int(bottom)) if is_quotient and bottom and int(bottom) else None
     else:
@@ -292,10 +273,8 @@ def _read_sides(scanner: Scanner, is_plain: bool) -> Fraction | None:
 def _plain_fraction(scanner: Scanner) -> Value | None:
     top = scanner.power()
     scanner.take(".")
-    scanner.take(" ")
-    if top is None or not scanner.take("/"):
+    if top is None or not scanner.spaced("/"):
         return None
-    scanner.take(" ")
     bottom = scanner.power()
     return Value(top / bottom, is_fraction=True) if bottom else None
 
@@ -310,19 +289,14 @@ def _bracket_power(scanner: Scanner) -> Value | None:
         base = _read_sides(scanner, is_plain=True)
     else:
         whole = scanner.integer()
-        scanner.take(" ")
         bottom = Fraction(1)
-        if scanner.take("/"):
-            scanner.take(" ")
+        if scanner.spaced("/"):
             digits = scanner.digits()
             bottom = Fraction(int(digits)) if digits else Fraction(0)
         base = Fraction(whole) / bottom if whole is not None and bottom else None
-    scanner.take(" ")
-    is_closed = scanner.take(")")
-    scanner.take(" ")
-    if base is None or not is_closed or not scanner.take("^"):
+    is_closed = scanner.spaced(")")
+    if base is None or not is_closed or not scanner.spaced("^"):
         return None
-    scanner.take(" ")
     exponent = scanner.exponent()
     if exponent is None or abs(exponent) > 500 or (not base and exponent <= 0):
         return None

@@ -15,11 +15,9 @@ SEED = 20_261_128
 def is_documented_form(mutation: Mutation) -> bool:
     """Return whether the changed text is a documented form of the truth's value."""
     given = evaluate(mutation.number, is_followed=bool(mutation.unit))
-    if given is None or (mutation.unit and (given.unit or given.modulus or given.base)):
+    if given is None or given.base or (mutation.unit and (given.unit or given.modulus)):
         return False
     if given.is_fraction and given.number.denominator == 1:
-        return False
-    if given.base:
         return False
     if given.unit == "%":
         return given.number / 100 == mutation.value

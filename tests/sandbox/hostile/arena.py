@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from asterism.bus.messages import CodeOk, CodeOutcome, CodeTimedOut, Output
-from asterism.configs.schema.machines import SandboxConfig
 from asterism.sandbox.contract import SandboxFailure
-from asterism.sandbox.select_backend import make_sandbox
-from tests.sandbox.conftest import PATIENCE, Client
+from tests.sandbox.conftest import open_sandbox
 from tests.sandbox.hostile import footprint, record
 from tests.sandbox.hostile.footprint import Footprint
 from tests.sandbox.hostile.record import Form, Hostile
 
 LIMITS: dict[str, Any] = {
-    **{"max_call_extension": PATIENCE, "memory_mib": 128, "max_processes": 16, "file_mib": 4, "output_kib": 64},
+    # Fork bombs run until the end of the extension.
+    **{"max_call_extension": 16.0, "memory_mib": 128, "max_processes": 16, "file_mib": 4, "output_kib": 64},
     "fork_servers": 1,
     "container_memory_mib": 2048,
     "notebook_memory_share": 1.0,  # no notebook is evicted, even on a full machine
@@ -89,7 +88,7 @@ class Arena:
         self._runner.run(self._open())
 
     def close(self) -> None:
-        self._runner.run(self.client.sandbox.close())
+        self._runner.run(self._sandbox.__aexit__(None, None, None))
         os.environ.pop("ASTERISM_HOSTILE_TEST", None)
 
     @property
@@ -137,9 +136,9 @@ class Arena:
         return self._runner.run(asyncio.wait_for(scenario, 120))
 
     async def _open(self) -> None:
-        where = {"backend": self.backend, "namespaces": self.namespaces}
-        sandbox = make_sandbox(SandboxConfig(time_limit_s=self._time_limit_s, **where, **LIMITS), seed=7)  # pyright: ignore
-        self.client = Client(sandbox, await sandbox.start())
+        limits = {"time_limit_s": self._time_limit_s, "namespaces": self.namespaces, **LIMITS}
+        self._sandbox = open_sandbox(self.backend, None, **limits)
+        self.client = await self._sandbox.__aenter__()
         await self.client.printed(_OPEN_NEIGHBOUR, _NEIGHBOUR)
         await self.client.program("import numpy")  # the call starts the scientific servers
         await self.client.grade("x+1", "1+x")

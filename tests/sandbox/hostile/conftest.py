@@ -48,7 +48,7 @@ def open_arenas(loop: asyncio.Runner, name: str, folder: Path, *time_limits_s: f
 def arena(
     request: pytest.FixtureRequest, loop: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Arena]:
-    with open_arenas(loop, request.param, tmp_path_factory.mktemp("executor"), 1.0) as (arena,):
+    with open_arenas(loop, request.param, tmp_path_factory.mktemp("executor"), 0.5) as (arena,):
         yield arena
 
 

@@ -8,10 +8,9 @@ import os
 import pytest
 
 from asterism.sandbox.contract import SandboxFailure
-from tests.sandbox.hostile.arena import NOTEBOOK_IS_KEPT, Arena, Encounter
+from tests.sandbox.hostile.arena import NOTEBOOK_IS_KEPT, Arena
 from tests.sandbox.hostile.catalogue import HOSTILE
 from tests.sandbox.hostile.conftest import Batches
-from tests.sandbox.hostile.record import Ending, Hostile
 from tests.sandbox.hostile.without_namespaces import KNOWN_ESCAPES, get_skip_reason
 
 
@@ -30,25 +29,15 @@ def test_a_program_that(arena_pair: list[Arena], batches: Batches, name: str) ->
     encounter = batches.meet(arena, hostile)
     assert encounter.neighbours == encounter.unharmed
     assert encounter.leftovers == {}
+    for form, outcome in encounter.outcomes.items():
+        assert not isinstance(outcome, SandboxFailure), form
+        is_stopped = any(end.fits(outcome) for end in hostile.list_ends(form))
+        has_escaped = escape is not None and any(end.fits(outcome) for end in escape.ends)
+        assert (is_stopped, has_escaped) == (escape is None, escape is not None), (form, outcome)
     if escape is None:
-        _check_stopped(encounter, hostile)
         assert [secret for secret in arena.secrets if secret in repr(encounter)] == []
     else:
-        _check_escaped(encounter, hostile, escape.ends)
         assert any(escape.warning in sentence for sentence in arena.client.isolation.missing)
     if hostile.keeps_notebook and encounter.later is not None:
         assert encounter.later == NOTEBOOK_IS_KEPT
     assert not isinstance(encounter.later, SandboxFailure)
-
-
-def _check_stopped(encounter: Encounter, hostile: Hostile) -> None:
-    for form, outcome in encounter.outcomes.items():
-        assert not isinstance(outcome, SandboxFailure), form
-        assert any(end.fits(outcome) for end in hostile.list_ends(form)), (form, outcome)
-
-
-def _check_escaped(encounter: Encounter, hostile: Hostile, ends: tuple[Ending, ...]) -> None:
-    for form, outcome in encounter.outcomes.items():
-        assert not isinstance(outcome, SandboxFailure), form
-        assert not any(end.fits(outcome) for end in hostile.list_ends(form)), f"{form}: not an escape"
-        assert any(end.fits(outcome) for end in ends), (form, outcome)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from asterism.sandbox.inside.container_init import SECRET_VARIABLE
-from tests.processes import family, is_running
+from tests.processes import family, is_running, list_children
 from tests.sandbox.conftest import Client
 
 _FOLDERS = ("tmp", "var/tmp", "dev/shm", "run/lock", "scratch")
@@ -54,7 +54,7 @@ def take(client: Client) -> Footprint:
         descriptors_of_servers=tuple(_count(f"/proc/{pid}/fd") for pid in servers),
         resident_mib=tuple(_measure_resident_mib(pid) for pid in servers),
         files=frozenset(path for root in ["", *(f"/proc/{pid}/root" for pid in servers)] for path in _list_files(root)),
-        own_folders=sum(_count(str(folder)) for folder in _list_private_folders()),
+        own_folders=sum(_count(str(folder)) for folder in list_private_folders()),
         sockets=frozenset(name for pid in ["self", *servers] for name in _list_sockets(pid)),
     )
 
@@ -83,8 +83,8 @@ def find_owners(client: Client, name: str) -> list[int]:
 
 def _list_servers(started: int) -> list[int]:
     """Return the launched process and, with namespaces, its child in another namespace, which is the server."""
-    children = [pid for pid in family(started)[1:] if _read_parent(pid) == started]
-    return [started, *(pid for pid in children if _read_namespace(pid) != _read_namespace(started))]
+    own = _read_namespace(started)
+    return [started, *(pid for pid in list_children(started) if _read_namespace(pid) != own)]
 
 
 def _read_namespace(pid: int) -> str:
@@ -92,12 +92,6 @@ def _read_namespace(pid: int) -> str:
     with contextlib.suppress(OSError):
         return str(Path(f"/proc/{pid}/ns/pid").readlink())
     return ""
-
-
-def _read_parent(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return 0
 
 
 def _count(folder: str) -> int:
@@ -112,7 +106,7 @@ def _measure_resident_mib(pid: int) -> int:
     return 0
 
 
-def _list_private_folders() -> list[Path]:
+def list_private_folders() -> list[Path]:
     found: list[Path] = []
     for scratch in Path("/tmp").glob(f"asterism-{os.getuid()}-calls-*"):
         with contextlib.suppress(FileNotFoundError):  # another process can remove its folder in the meantime

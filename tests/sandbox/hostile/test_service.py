@@ -1,10 +1,8 @@
 """Hostile answers and hostile programs, concurrent or in sequence, do not harm the service."""
 
 import asyncio
-import os
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +11,7 @@ from asterism.configs.schema.machines import SandboxConfig
 from asterism.sandbox.contract import CodeResult, SandboxFailure
 from asterism.sandbox.select_backend import make_sandbox
 from tests.processes import family, is_running
-from tests.sandbox.conftest import Client
+from tests.sandbox.conftest import Client, lend
 from tests.sandbox.hostile import footprint
 from tests.sandbox.hostile.arena import LIMITS, MAX_REPEATS, Arena
 from tests.sandbox.hostile.catalogue import HOSTILE
@@ -26,9 +24,9 @@ _NUM_CONCURRENT = 24
 
 
 @pytest.fixture
-def client(arena: Arena) -> Iterator[Client]:
-    """Return the client of the arena; after the test, check the neighbour and the leftovers."""
-    yield arena.client
+def client(arena: Arena, loop: asyncio.Runner) -> Iterator[Client]:
+    """Return a client of the arena's sandbox; after the test, check the neighbour and the leftovers."""
+    yield from lend(arena.client, loop)
     neighbours, leftovers = arena.inspect_state()
     assert neighbours == arena.unharmed
     assert leftovers == {}
@@ -51,6 +49,7 @@ async def test_concurrent_hostile_programs_harm_no_neighbour(client: Client) -> 
 
 def test_concurrent_long_codes_and_inputs_do_not_kill_the_fork_server(arena: Arena, client: Client) -> None:
     arena.run(send_long_codes(client))
+    arena.run(client.end_all())
     arena.record_state()  # servers keep the buffers of these calls; a leak would grow with the next calls
     arena.run(send_long_codes(client))
 
@@ -62,8 +61,6 @@ async def send_long_codes(client: Client) -> None:
     ends = await asyncio.gather(*calls, *cells)
     assert {repr(result.outcome) for result in ends[:40]} == {repr(CodeOk(Output("1000000\n")))}
     assert {repr(result.outcome) for result in ends[40:]} == {repr(CodeOk(Output("1\n")))}
-    for number in range(8):
-        await client.sandbox.end_notebook(60 + number)
 
 
 async def test_a_patched_clock_gives_a_notebook_no_more_time(client: Client) -> None:
@@ -71,14 +68,12 @@ async def test_a_patched_clock_gives_a_notebook_no_more_time(client: Client) -> 
     for fake in ("float('inf')", "float('nan')", "-1e300", "now() + 60", "now() - 60"):
         await client.printed(f"time.monotonic = lambda: {fake}", 70)
         assert isinstance((await client.cell("time.sleep(600)", 70)).outcome, CodeTimedOut)
-    await client.sandbox.end_notebook(70)
 
 
 async def test_a_cell_cannot_answer_a_later_cell(client: Client) -> None:
     forged = "import os, struct\nx = 1\nos.write(3, struct.pack('<cIQI', b'a', 2, 0, 2) + b'ok')"
     assert isinstance((await client.cell(forged, 71)).outcome, CodeCrashed)
     assert isinstance((await client.cell("x", 71)).outcome, CodeRaised)
-    await client.sandbox.end_notebook(71)
 
 
 async def test_a_crash_of_code_during_a_replay_is_not_an_infrastructure_failure(client: Client) -> None:
@@ -91,7 +86,6 @@ async def test_a_crash_of_code_during_a_replay_is_not_an_infrastructure_failure(
     assert (await client.cell("y", 72)).outcome == CodeCrashed(Output(), 3)
     assert await client.printed("x", 72) == "1\n"
     assert isinstance((await client.cell("y", 72)).outcome, CodeRaised)
-    await client.sandbox.end_notebook(72)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +113,7 @@ def test_each_arena_has_the_protections_of_its_kind(arena: Arena) -> None:
 @pytest.mark.real_clock
 @pytest.mark.parametrize("name", PARAMETERS)
 async def test_a_sandbox_that_closes_during_hostile_programs_leaves_no_processes(name: str) -> None:
-    before = list_call_folders()  # call folders of the arena
+    before = footprint.list_private_folders()  # call folders of the arena
     backend, namespaces = ARENAS[name]
     where = {"backend": backend, "namespaces": namespaces}
     sandbox = make_sandbox(SandboxConfig(time_limit_s=1.0, **where, **LIMITS), seed=7)  # pyright: ignore
@@ -134,8 +128,4 @@ async def test_a_sandbox_that_closes_during_hostile_programs_leaves_no_processes
     assert all(isinstance(end, CodeResult | SandboxFailure) for end in ends), ends
     assert len(started) > 5
     assert [pid for pid in started if is_running(pid)] == []
-    assert list_call_folders() == before
-
-
-def list_call_folders() -> list[Path]:
-    return list(Path("/tmp").glob(f"asterism-{os.getuid()}-calls-*/*-{os.getpid()}-*"))
+    assert footprint.list_private_folders() == before

@@ -139,11 +139,12 @@ class Caller:
 
 
 @asynccontextmanager
-async def open_pool(host: ScriptedHost, size: int) -> AsyncGenerator[ServerPool]:
-    """Make a pool; the test starts it."""
+async def open_pool(host: ScriptedHost, size: int, *, is_started: bool = True) -> AsyncGenerator[ServerPool]:
     pool = ServerPool(host, SETTINGS, size)
     try:
         async with asyncio.timeout(30):
+            if is_started:
+                await pool.start()
             yield pool
     finally:
         await pool.close()
@@ -153,7 +154,6 @@ async def open_pool(host: ScriptedHost, size: int) -> AsyncGenerator[ServerPool]
 async def open_pool_of_one_server() -> AsyncGenerator[Caller]:
     host = ScriptedHost()
     async with open_pool(host, 1) as pool:
-        await pool.start()
         yield Caller(pool, host.servers[0])
 
 
@@ -262,7 +262,6 @@ async def test_servers_that_exit_simultaneously_are_all_replaced():
     size = 16
     host = ScriptedHost()
     async with open_pool(host, size) as pool:
-        await pool.start()
         for server in host.servers:
             server.disconnect()
         await wait_until(lambda: len(host.servers) == 2 * size and len(pool.server_pids) == size)
@@ -281,7 +280,6 @@ async def test_a_server_that_exits_while_others_start_is_replaced():
 
     host = ScriptedHost(end_the_first)
     async with open_pool(host, 2) as pool:
-        await pool.start()
         await wait_until(lambda: len(host.servers) == 3 and len(pool.server_pids) == 2)
 
 
@@ -295,7 +293,6 @@ async def test_calls_fail_while_no_server_can_start_and_succeed_afterwards():
 
     host = ScriptedHost(refuse)
     async with open_pool(host, 1) as pool:
-        await pool.start()
         refuses = True
         host.servers[0].disconnect()
         await host.servers[0].wait()
@@ -312,7 +309,7 @@ async def test_calls_fail_while_no_server_can_start_and_succeed_afterwards():
 
 async def test_a_cancelled_start_leaves_no_server():
     host = ScriptedHost(launch_only_one)
-    async with open_pool(host, 2) as pool:
+    async with open_pool(host, 2, is_started=False) as pool:
         starting = asyncio.create_task(pool.start())
         await wait_until(lambda: len(host.servers) == 1)
         await run_loop_turns(20)  # the server's greeting arrives
@@ -328,7 +325,7 @@ async def test_a_server_without_a_greeting_is_stopped(monkeypatch: pytest.Monkey
         def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
 
     host = ScriptedHost(server_class=SilentServer)
-    async with open_pool(host, 1) as pool:
+    async with open_pool(host, 1, is_started=False) as pool:
         with pytest.raises(SandboxFailure, match="no greeting"):
             await pool.start()
         await host.servers[0].wait()
@@ -337,7 +334,6 @@ async def test_a_server_without_a_greeting_is_stopped(monkeypatch: pytest.Monkey
 async def test_closing_does_not_wait_for_a_replacement_that_cannot_start_yet():
     host = ScriptedHost(launch_only_one)
     async with open_pool(host, 1) as pool:
-        await pool.start()
         host.servers[0].disconnect()
         await wait_until(lambda: host.launches == 2)
         await pool.close()

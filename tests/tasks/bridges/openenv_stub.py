@@ -26,19 +26,20 @@ class OpenEnvStub:
         self._script, self._greeting, self._schema = script, greeting, schema
         self.requests: list[dict[str, Any]] = []
         self.num_schemas = self.num_open = 0
+        self._handlers = {"/schema": self._send_schema, "/ws": self._converse}
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[str]:
         app = web.Application()
-        app.add_routes([web.get("/schema", self._send_schema), web.get("/ws", self._converse)])
+        app.add_routes([web.get(path, handler) for path, handler in self._handlers.items()])
         async with TestServer(app, host="127.0.0.1") as server:
             yield str(server.make_url("")).rstrip("/")
 
-    async def _send_schema(self, request: web.Request) -> web.Response:
+    async def _send_schema(self, request: web.Request) -> web.StreamResponse:
         self.num_schemas += 1
         return web.Response(status=404) if self._schema is None else web.json_response(self._schema)
 
-    async def _converse(self, request: web.Request) -> web.WebSocketResponse:
+    async def _converse(self, request: web.Request) -> web.StreamResponse:
         websocket = web.WebSocketResponse()
         await websocket.prepare(request)
         self.num_open += 1

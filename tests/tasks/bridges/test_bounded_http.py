@@ -4,44 +4,35 @@ import asyncio
 import contextlib
 import gzip
 import resource
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from asterism.tasks.bridges.bounded_http import MAX_BODY_BYTES, ResponseRefused, check_response
 from asterism.tasks.bridges.openenv_session import OpenEnvSession
 from asterism.tasks.contract import Fault
+from tests.tasks.bridges.openenv_stub import OpenEnvStub
 
 pytestmark = pytest.mark.real_clock
 _CHUNK = b" " * (1 << 18)
 _LIMIT_S = 20.0
 
 
-class HostileServer:
+class HostileServer(OpenEnvStub):
     """A server that answers /schema and /ws by its `mode`."""
 
     def __init__(self, mode: str) -> None:
+        super().__init__()
         self._mode = mode
         self.sent_bytes = 0
         self.internal_requests: list[str] = []
-
-    @asynccontextmanager
-    async def serving(self) -> AsyncGenerator[str]:
-        app = web.Application()
-        app.router.add_get("/internal", self._answer_internal)
-        app.router.add_get("/schema", self._answer_schema)
-        app.router.add_get("/ws", self._answer_websocket)
-        async with TestServer(app, host="127.0.0.1") as server:
-            yield str(server.make_url("")).rstrip("/")
+        self._handlers["/internal"] = self._answer_internal
 
     async def _answer_internal(self, request: web.Request) -> web.Response:
         self.internal_requests.append(request.headers.get("Upgrade", "document"))
         return web.json_response({})
 
-    async def _answer_schema(self, request: web.Request) -> web.StreamResponse:
+    async def _send_schema(self, request: web.Request) -> web.StreamResponse:
         match self._mode:
             case "endless":
                 return await self._stream(request)
@@ -53,7 +44,7 @@ class HostileServer:
                 body = gzip.compress(b" " * (64 << 20))
                 return web.Response(body=body, headers={"Content-Encoding": "gzip"})
             case _:
-                return web.json_response({"action": {"properties": {"message": {}}}})
+                return await super()._send_schema(request)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -64,7 +55,7 @@ class HostileServer:
                 self.sent_bytes += len(_CHUNK)
         return response
 
-    async def _answer_websocket(self, request: web.Request) -> web.StreamResponse:
+    async def _converse(self, request: web.Request) -> web.StreamResponse:
         if self._mode == "redirected websocket":
             raise web.HTTPTemporaryRedirect("/internal")
         websocket = web.WebSocketResponse()
@@ -111,7 +102,6 @@ async def test_a_frame_beyond_the_limit_is_a_fault() -> None:
         await session.close()
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 async def test_closing_returns_even_if_the_server_sends_messages_forever() -> None:
     async with HostileServer("endless close").serving() as url:

@@ -13,7 +13,7 @@ import pytest
 
 from asterism.configs.errors import UnusableInput
 from asterism.tasks.curation.cleaning import CleanOptions, CleanReport, RemovedRow, clean_questions
-from tests.tasks.curation.word_problems import copy_exactly, copy_nearly, draw_word_problems, embed
+from tests.tasks.curation.word_problems import WRAPPER, copy_exactly, copy_nearly, draw_word_problems, embed
 
 pytestmark = pytest.mark.slow
 
@@ -172,12 +172,7 @@ def test_one_bad_row_of_20_000_is_not_fatal(tmp_path: Path) -> None:
 
 
 def test_named_columns_are_kept_and_files_are_compressed(tmp_path: Path) -> None:
-    wrapped = (
-        "Solve the following math problem step by step. The last line of your response should be of the form "
-        "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\nWhat is 1+1?\n\n"
-        'Remember to put your answer on its own line after "Answer:".'
-    )
-    rows = [{"prompt": wrapped, "reward_model": {"ground_truth": "2"}, "level": 3, "other": 1}]
+    rows = [{"prompt": WRAPPER.format("What is 1+1?"), "reward_model": {"ground_truth": "2"}, "level": 3, "other": 1}]
     source = write_jsonl(tmp_path / "rows.jsonl", rows)
     output = tmp_path / "out.jsonl.gz"
     options = CleanOptions(kept_columns=("level",))

@@ -11,15 +11,11 @@ import pytest
 from asterism.configs.errors import UnusableInput
 from asterism.tasks.curation.inspection import inspect_data
 from asterism.tasks.curation.splitting import split_questions
+from tests.engine.data.cold_start_rows import write_rows
 
 
 def refuse_xs(answers: Collection[str]) -> list[str]:
     return [answer for answer in answers if "x" in answer]
-
-
-def write_jsonl(path: Path, rows: list[Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def test_an_inspection_counts_columns_answers_and_unusable_rows(tmp_path: Path) -> None:
@@ -31,7 +27,7 @@ def test_an_inspection_counts_columns_answers_and_unusable_rows(tmp_path: Path) 
         {"question": "", "answer": 3},
         [],
     ]
-    found = inspect_data(write_jsonl(tmp_path / "rows.jsonl", rows), refuse_xs)
+    found = inspect_data(write_rows(tmp_path / "rows.jsonl", *rows), refuse_xs)
     assert (found.num_rows, found.num_unusable) == (6, 2)
     assert found.columns["answer"].types == {"int": 2, "float": 1, "str": 2}
     assert found.columns["level"].num_missing == 5
@@ -50,7 +46,7 @@ def test_rows_with_a_question_and_a_dialogue_are_inspected_as_both(tmp_path: Pat
         {"problem": "1 + 1?", "solution": "It is 2", "messages": [user, assistant]},
         {"messages": [user, user, assistant]},
     ]
-    found = inspect_data(write_jsonl(tmp_path / "rows.jsonl", rows), refuse_xs)
+    found = inspect_data(write_rows(tmp_path / "rows.jsonl", *rows), refuse_xs)
     assert (found.num_rows, found.num_dialogues, found.num_unusable) == (3, 3, 2)
     assert found.answer_kinds == {"integer": 1}
     assert ["row 2, field `solution`" in found.unusable[0], "row 3" in found.unusable[1]] == [True, True]
@@ -77,9 +73,9 @@ def test_dialogues_and_parts_of_parquet_are_recognized(tmp_path: Path) -> None:
     assert found.encodings == {"part-0.parquet": "", "part-1.parquet": ""}
     shared = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hi"}]}
     joined = {"input": messages[:1], "output": "Hi", "reasoning": "off"}
-    found = inspect_data(write_jsonl(tmp_path / "rows.jsonl", [shared, joined]), refuse_xs)
+    found = inspect_data(write_rows(tmp_path / "rows.jsonl", shared, joined), refuse_xs)
     assert (found.num_rows, found.num_dialogues, found.num_unusable) == (2, 2, 0)
-    found = inspect_data(write_jsonl(tmp_path / "rows.jsonl", [{"messages": messages[:1], "answer": 1}]), refuse_xs)
+    found = inspect_data(write_rows(tmp_path / "rows.jsonl", {"messages": messages[:1], "answer": 1}), refuse_xs)
     assert (found.num_rows, found.num_dialogues, found.answer_kinds) == (1, 0, {"integer": 1})
 
 
@@ -98,19 +94,19 @@ def split(source: Path, num_test: int, seed: int = 0) -> tuple[list[dict[str, An
 def test_all_copies_of_a_question_are_in_the_same_part(tmp_path: Path) -> None:
     rows = make_questions(100)
     copies = [row | {"question": row["question"].upper(), "id": -1} for row in rows]
-    train, test = split(write_jsonl(tmp_path / "rows.jsonl", rows + copies), 30)
+    train, test = split(write_rows(tmp_path / "rows.jsonl", *rows, *copies), 30)
     assert (len(train), len(test)) == (140, 60)
     assert not {row["question"].upper() for row in train} & {row["question"].upper() for row in test}
 
 
 def test_the_split_depends_on_the_seed_and_not_on_the_order_of_rows(tmp_path: Path) -> None:
     rows = make_questions(50)
-    first = {row["id"] for row in split(write_jsonl(tmp_path / "a.jsonl", rows), 20)[1]}
-    again = {row["id"] for row in split(write_jsonl(tmp_path / "b.jsonl", rows[::-1]), 20)[1]}
-    other = {row["id"] for row in split(write_jsonl(tmp_path / "c.jsonl", rows), 20, seed=1)[1]}
+    first = {row["id"] for row in split(write_rows(tmp_path / "a.jsonl", *rows), 20)[1]}
+    again = {row["id"] for row in split(write_rows(tmp_path / "b.jsonl", *rows[::-1]), 20)[1]}
+    other = {row["id"] for row in split(write_rows(tmp_path / "c.jsonl", *rows), 20, seed=1)[1]}
     assert first == again != other
 
 
 def test_a_test_set_that_leaves_no_training_questions_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnusableInput, match=r"--test 5: .* has only 5 distinct questions"):
-        split(write_jsonl(tmp_path / "rows.jsonl", make_questions(5)), 5)
+        split(write_rows(tmp_path / "rows.jsonl", *make_questions(5)), 5)

@@ -17,6 +17,8 @@ from asterism.configs.schema.algorithm import Sampling
 from asterism.engine.data.data_files import DatasetError
 from asterism.tasks.curation.difficulty_filter import FilterReport, Unvisited, filter_rows
 from asterism.tasks.curation.row_conditions import parse_condition
+from tests.engine.data.cold_start_rows import write_rows
+from tests.tasks.curation.word_problems import WRAPPER
 
 ROWS = [{"question": f"What is {number} + 1?", "answer": number + 1, "level": number % 3} for number in range(6)]
 # Rewards of the rollouts of each row. None means an infrastructure failure.
@@ -48,11 +50,6 @@ def write_traces(path: Path, rewards: Sequence[Sequence[float | None]] = REWARDS
     return path
 
 
-def write_rows(path: Path, rows: Sequence[Any] = ROWS) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def keep(
     source: Path, traces: Path, text: str, output: Path | None = None, unvisited: Unvisited = "drop", task: str = ""
 ) -> FilterReport:
@@ -74,7 +71,7 @@ def read_answers(path: Path) -> list[int]:
     ],
 )
 def test_rows_are_kept_by_the_outcomes_of_their_rollouts(tmp_path: Path, condition: str, answers: list[int]) -> None:
-    source, traces = write_rows(tmp_path / "train.jsonl"), write_traces(tmp_path / "traces.jsonl")
+    source, traces = write_rows(tmp_path / "train.jsonl", *ROWS), write_traces(tmp_path / "traces.jsonl")
     report = keep(source, traces, condition, tmp_path / "out.jsonl")
     assert read_answers(tmp_path / "out.jsonl") == answers
     assert (report.num_rows, report.num_kept, report.num_dropped) == (6, len(answers), 4 - len(answers))
@@ -83,7 +80,7 @@ def test_rows_are_kept_by_the_outcomes_of_their_rollouts(tmp_path: Path, conditi
 
 
 def test_rows_without_a_result_are_refused_until_the_user_decides(tmp_path: Path) -> None:
-    source, traces = write_rows(tmp_path / "train.jsonl"), write_traces(tmp_path / "traces.jsonl")
+    source, traces = write_rows(tmp_path / "train.jsonl", *ROWS), write_traces(tmp_path / "traces.jsonl")
     with pytest.raises(UnusableInput, match=r"2 of 6 rows have no rollout .* --unvisited drop or --unvisited keep"):
         keep(source, traces, "solved < 4", tmp_path / "out.jsonl", "refuse")
     assert not (tmp_path / "out.jsonl").exists()
@@ -96,7 +93,7 @@ def test_rows_without_a_result_are_refused_until_the_user_decides(tmp_path: Path
 def test_rows_of_another_file_are_found_by_question_and_answer(tmp_path: Path) -> None:
     """The evaluated file has another name and order, so that equal row names mean different questions."""
     traces = write_traces(tmp_path / "traces.jsonl")
-    source = write_rows(tmp_path / "train.jsonl", [*reversed(ROWS), {"question": "What is 1 + 1?", "answer": 3}])
+    source = write_rows(tmp_path / "train.jsonl", *reversed(ROWS), {"question": "What is 1 + 1?", "answer": 3})
     report = keep(source, traces, "solved == 1", tmp_path / "out.jsonl")
     assert (read_answers(tmp_path / "out.jsonl"), report.num_unvisited) == ([2], 3)
 
@@ -105,7 +102,7 @@ def test_two_rows_with_the_same_question_have_separate_rollouts(tmp_path: Path) 
     same = [{"question": "What is 0 + 1?", "answer": 1, "tests": each} for each in "ab"]
     lines = [build_line(0, 1.0), build_line(0, 0.0, question="train.jsonl:2")]
     (tmp_path / "traces.jsonl").write_bytes(b"".join(lines))
-    source = write_rows(tmp_path / "train.jsonl", same)
+    source = write_rows(tmp_path / "train.jsonl", *same)
     keep(source, tmp_path / "traces.jsonl", "solved == 0", tmp_path / "out.jsonl")
     assert [json.loads(line)["tests"] for line in (tmp_path / "out.jsonl").read_text().splitlines()] == ["b"]
 
@@ -113,7 +110,7 @@ def test_two_rows_with_the_same_question_have_separate_rollouts(tmp_path: Path) 
 def test_success_follows_the_rule_of_the_run_and_not_the_sign_of_the_reward(tmp_path: Path) -> None:
     """A shaped reward of 0.3 is not a success in a run with evaluation.success = "correct"."""
     (tmp_path / "traces.jsonl").write_bytes(build_line(0, 0.3, correct=False) + build_line(1, 0.3, correct=True))
-    source = write_rows(tmp_path / "train.jsonl", ROWS[:2])
+    source = write_rows(tmp_path / "train.jsonl", *ROWS[:2])
     keep(source, tmp_path / "traces.jsonl", "solved == 0", tmp_path / "out.jsonl")
     assert read_answers(tmp_path / "out.jsonl") == [1]
 
@@ -129,7 +126,7 @@ def test_only_traces_of_the_selected_task_are_counted(tmp_path: Path) -> None:
     (tmp_path / "traces.jsonl").write_bytes(
         b"".join(lines).replace(b"What is 0 + 1?", b"").replace(b"What is 1 + 1?", b"")
     )
-    source = write_rows(tmp_path / "train.jsonl", rows)
+    source = write_rows(tmp_path / "train.jsonl", *rows)
     report = keep(source, tmp_path / "traces.jsonl", "solved == 1", tmp_path / "out.jsonl", task="chess")
     assert (report.num_kept, report.num_dropped, report.num_unvisited) == (1, 1, 0)
     assert json.loads((tmp_path / "out.jsonl").read_text())["board"] == "a"
@@ -151,16 +148,11 @@ def test_parquet_rows_keep_their_columns_and_types(tmp_path: Path) -> None:
     keep(tmp_path / "parts", traces, "solved < rollouts", tmp_path / "hard.jsonl")
     assert json.loads((tmp_path / "hard.jsonl").read_text().splitlines()[0])["weight"] == 0.1
     with pytest.raises(UnusableInput, match="only rows of parquet files become a parquet file"):
-        keep(write_rows(tmp_path / "train.jsonl"), traces, "solved < 1", tmp_path / "no.parquet")
+        keep(write_rows(tmp_path / "train.jsonl", *ROWS), traces, "solved < 1", tmp_path / "no.parquet")
 
 
 def test_the_traces_of_a_question_are_found_despite_the_wrapper_of_a_published_set(tmp_path: Path) -> None:
-    wrapped = (
-        "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
-        "$Answer (without quotes) where $Answer is the answer to the problem.\n\nWhat is 0 + 1?\n\nRemember to put your "
-        'answer on its own line after "Answer:".'
-    )
-    source = write_rows(tmp_path / "raw.jsonl", [{"prompt": wrapped, "answer": 1}])
+    source = write_rows(tmp_path / "raw.jsonl", {"prompt": WRAPPER.format("What is 0 + 1?"), "answer": 1})
     assert keep(source, write_traces(tmp_path / "traces.jsonl"), "solved == 4").num_kept == 1
 
 
@@ -177,7 +169,7 @@ def test_the_traces_of_a_question_are_found_despite_the_wrapper_of_a_published_s
 def test_unusable_traces_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "traces.jsonl").write_bytes(content)
     with pytest.raises(UnusableInput, match=message):
-        keep(write_rows(tmp_path / "train.jsonl"), tmp_path / "traces.jsonl", "solved < 1")
+        keep(write_rows(tmp_path / "train.jsonl", *ROWS), tmp_path / "traces.jsonl", "solved < 1")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

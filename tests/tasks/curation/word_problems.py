@@ -28,6 +28,14 @@ _ENDINGS = (
 _FILLERS = ["only", "really", "new", "small", "old", "happy", "also", "quickly", "then", "big"]
 
 
+# The frame of the questions in a published data set.
+WRAPPER = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+    "$Answer (without quotes) where $Answer is the answer to the problem.\n\n{}\n\nRemember to put your "
+    'answer on its own line after "Answer:".'
+)
+
+
 class WordProblem(NamedTuple):
     question: str
     answer: str

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from asterism.bus import messages as msg
+from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.policies.tools.task_description import TaskDescription
 from asterism.tasks.hosting.host_pool import HostPool
 from asterism.tasks.hosting.host_process import HostCommand, HostFailure, RunProgramFunction
@@ -20,7 +21,8 @@ from asterism.tasks.hosting.wire import HostSettings, ProgramEnded, RunProgram
 from asterism.tasks.math_python import MATH_PYTHON
 from tests.processes import family
 
-# The head of every task's source. `note` writes a line to the journal; `wait_for` waits for a file of the test.
+# The head of every task's source. `note` writes a line to the journal; `wait_for` waits for a file of the test; `tool`
+# writes the docstring of a tool.
 HEAD = """
 import asyncio, os, sys, threading, time
 from pathlib import Path
@@ -33,6 +35,11 @@ def note(*words):
 def wait_for(name):
     while not (FOLDER / name).exists():
         time.sleep(0.01)
+
+def tool(function):
+    names = [name for name in function.__annotations__ if name != "return"]
+    function.__doc__ = "Do it.\\n\\nArgs:\\n" + "".join(f"    {name}: It.\\n" for name in names)
+    return function
 """
 
 
@@ -80,6 +87,14 @@ class Host:
     async def score(self, trajectory_id: int = 0) -> dict[str, float]:
         """Return the components of `get_reward`."""
         return (await self.pool.score(msg.AnswerSubmitted(trajectory_id, "", "", None, "t"))).environment
+
+
+def submit(
+    checkpoint: Path, row: dict[str, object], response: str, task: str = "t", trajectory_id: int = 1
+) -> msg.AnswerSubmitted:
+    ids = load_tokenizer(checkpoint).encode(response, trusted=False)
+    tokens = msg.RewardInput("answered", msgspec.json.encode(row), 0, msg.ids_to_bytes(ids), bytes([1]) * len(ids))
+    return msg.AnswerSubmitted(trajectory_id, "", "", tokens, task)
 
 
 @asynccontextmanager

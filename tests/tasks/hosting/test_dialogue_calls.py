@@ -1,11 +1,12 @@
 """If `init` or `step` of a dialogue fails, the call fails and the trajectory is not scored."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from asterism.bus.messages import Observation
-from tests.tasks.hosting.hosts import fail, open_host, until
+from tests.tasks.hosting.hosts import Host, fail, open_host, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
@@ -55,23 +56,24 @@ class AsyncUser:
 """
 
 
-async def test_an_opening_consists_of_the_question_and_the_messages_of_init(tmp_path: Path) -> None:
-    async with open_host(tmp_path, DIALOGUE, "User") as host:
-        assert await host.open(0, kind="text") == "Good day."
-        assert await host.open(0, kind="text", question="How many?") == "How many?\n\nGood day."
-        assert await host.open(1, kind="messages") == "One.\n\nTwo."
-        assert await host.open(2, kind="opening") == "Good evening."
-        assert await host.open(3, kind="dict", question="Q?") == "Q?\n\nGood night."
-        assert await host.open(4, kind="nothing", question="Q?") == "Q?"
+SHARED_HOST = partial(open_host, source=DIALOGUE, name="User", call_limit_s=LIMIT_S)
 
 
-async def test_a_step_can_return_texts_messages_and_values(tmp_path: Path) -> None:
-    async with open_host(tmp_path, DIALOGUE, "User") as host:
-        await host.open(0, kind="text")
-        assert await host.step("text") == Observation("assistant said text")
-        assert await host.step("messages") == Observation("One.", metrics={"m": 1.0})
-        assert await host.step("done") == Observation("Bye.", True, {"x": 0.5})
-        assert await host.step("count") == Observation("4")
+async def test_an_opening_consists_of_the_question_and_the_messages_of_init(host: Host) -> None:
+    assert await host.open(0, kind="text") == "Good day."
+    assert await host.open(0, kind="text", question="How many?") == "How many?\n\nGood day."
+    assert await host.open(1, kind="messages") == "One.\n\nTwo."
+    assert await host.open(2, kind="opening") == "Good evening."
+    assert await host.open(3, kind="dict", question="Q?") == "Q?\n\nGood night."
+    assert await host.open(4, kind="nothing", question="Q?") == "Q?"
+
+
+async def test_a_step_can_return_texts_messages_and_values(host: Host) -> None:
+    await host.open(0, kind="text")
+    assert await host.step("text") == Observation("assistant said text")
+    assert await host.step("messages") == Observation("One.", metrics={"m": 1.0})
+    assert await host.step("done") == Observation("Bye.", True, {"x": 0.5})
+    assert await host.step("count") == Observation("4")
 
 
 @pytest.mark.parametrize(
@@ -107,14 +109,13 @@ async def test_a_failed_init_fails_the_opening_and_closes_the_instance_once(
         ("nan", "step returned rewards.x = float nan; expected a finite number"),
     ],
 )
-async def test_a_failed_step_fails_only_its_own_call(tmp_path: Path, content: str, cause: str) -> None:
-    async with open_host(tmp_path, DIALOGUE, "User", call_limit_s=LIMIT_S) as host:
-        await host.open(0, kind="text")
-        await host.open(1, kind="text")
-        assert await fail(host.step(content)) == cause
-        assert await host.step("count", 1) == Observation("1")
-        if content != "hang":
-            assert await host.step("count") == Observation("2")
+async def test_a_failed_step_fails_only_its_own_call(host: Host, content: str, cause: str) -> None:
+    await host.open(0, kind="text")
+    await host.open(1, kind="text")
+    assert await fail(host.step(content)) == cause
+    assert await host.step("count", 1) == Observation("1")
+    if content != "hang":
+        assert await host.step("count") == Observation("2")
 
 
 async def test_an_async_step_that_hangs_fails_the_call_and_the_next_call_succeeds(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,12 +26,8 @@ class Counter:
         self.calls = [str(start)]
         return str(start)
 
+    @tool
     async def add(self, word: str) -> str:
-        """Add a word.
-
-        Args:
-            word: It.
-        """
         self.calls.append(word)
         if word == "hold":
             note("held", self.calls[0])
@@ -68,6 +65,7 @@ class Counter:
 class Replayable(Counter):
     replayable = True
 '''
+SHARED_HOST = partial(open_host, source=COUNTERS, name="Replayable")
 # This program prints the pid of its host process, and hangs.
 EXECUTOR = f"""
 import asyncio, sys, time
@@ -204,24 +202,22 @@ async def test_an_opening_in_flight_is_repeated_even_if_the_task_is_not_replayab
         assert await fail(host.read("add", 0, word="a")) == LOST
 
 
-async def test_a_call_that_ends_its_process_twice_fails(tmp_path: Path) -> None:
-    async with open_host(tmp_path, COUNTERS, "Replayable") as host:
-        await open_counters(host, 2)
-        assert await host.read("add", word="die once") == "0 die once"
-        assert await fail(host.read("add", 1, word="die")) == DIED.replace("-9", "9")
-        assert await host.read("add", 1, word="a") == "1 a"
-        assert await host.read("add", word="a") == "0 die once a"
+async def test_a_call_that_ends_its_process_twice_fails(host: Host) -> None:
+    await open_counters(host, 2)
+    assert await host.read("add", word="die once") == "0 die once"
+    assert await fail(host.read("add", 1, word="die")) == DIED.replace("-9", "9")
+    assert await host.read("add", 1, word="a") == "1 a"
+    assert await host.read("add", word="a") == "0 die once a"
 
 
-async def test_a_repeated_call_with_another_result_fails_the_call(tmp_path: Path) -> None:
-    async with open_host(tmp_path, COUNTERS, "Replayable") as host:
-        await open_counters(host, 2)
-        await host.read("add", word="a")
-        await host.read("pid")
-        await kill(host)
-        for _ in range(2):
-            assert await fail(host.read("add", word="b")) == "call 2 of pid has another result when it is repeated"
-        assert await host.read("add", 1, word="b") == "1 b"
+async def test_a_repeated_call_with_another_result_fails_the_call(host: Host) -> None:
+    await open_counters(host, 2)
+    await host.read("add", word="a")
+    await host.read("pid")
+    await kill(host)
+    for _ in range(2):
+        assert await fail(host.read("add", word="b")) == "call 2 of pid has another result when it is repeated"
+    assert await host.read("add", 1, word="b") == "1 b"
 
 
 async def test_a_timeout_is_repeated_like_a_result(tmp_path: Path) -> None:
@@ -267,12 +263,11 @@ async def test_instances_are_spread_over_processes_and_fail_only_with_their_own_
         assert await fail(host.read("add", 20, word="a")) in (DIED, LOST)
 
 
-async def test_calls_of_one_instance_are_made_one_after_another(tmp_path: Path) -> None:
-    async with open_host(tmp_path, COUNTERS, "Counter") as host:
-        await open_counters(host, 1)
-        words = [str(number) for number in range(50)]
-        found = await asyncio.gather(*[host.read("add", word=word) for word in words])
-        assert found == [" ".join(["0", *words[: place + 1]]) for place in range(50)]
+async def test_calls_of_one_instance_are_made_one_after_another(host: Host) -> None:
+    await open_counters(host, 1)
+    words = [str(number) for number in range(50)]
+    found = await asyncio.gather(*[host.read("add", word=word) for word in words])
+    assert found == [" ".join(["0", *words[: place + 1]]) for place in range(50)]
 
 
 async def test_a_cancelled_call_does_not_cancel_the_calls_of_other_instances(tmp_path: Path) -> None:

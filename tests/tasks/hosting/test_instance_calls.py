@@ -1,12 +1,13 @@
 """Instances of environments in one process: openings, calls that fail or hang, rewards, and one `close` each."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from asterism.bus.messages import EnvironmentRaised, EnvironmentTimedOut, Observation
-from tests.tasks.hosting.hosts import fail, open_host, until
+from tests.tasks.hosting.hosts import Host, fail, open_host, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
@@ -33,12 +34,8 @@ class World:
             case "blocks": return [{"type": "text", "text": "blocks"}]
         return f"size {self.size}"
 
+    @tool
     def look(self, what: str) -> str:
-        """Look.
-
-        Args:
-            what: At which thing.
-        """
         note("look", self.name, what)
         match what:
             case "hang":
@@ -114,6 +111,9 @@ class AsyncWorld:
 '''
 
 
+SHARED_HOST = partial(open_host, source=ENVIRONMENTS, name="World", call_limit_s=LIMIT_S)
+
+
 async def test_an_opening_consists_of_the_question_and_the_text_of_reset(tmp_path: Path) -> None:
     async with open_host(tmp_path, ENVIRONMENTS, "World", parameters={"size": 5}) as host:
         assert await host.open(0, kind="", name="a") == "size 5"
@@ -132,15 +132,15 @@ async def test_an_opening_consists_of_the_question_and_the_text_of_reset(tmp_pat
     ],
 )
 async def test_a_failed_reset_closes_its_instance_once_and_a_second_opening_succeeds(
-    tmp_path: Path, kind: str, cause: str
+    host: Host, kind: str, cause: str
 ) -> None:
-    async with open_host(tmp_path, ENVIRONMENTS, "World") as host:
-        assert await fail(host.open(7, kind=kind, name="first")) == cause
-        assert await host.open(7, kind="", name="second") == "size 3"
-        assert await host.read("look", 7, what="door") == "door"
-        host.pool.end(7)
-        await until(lambda: "close second" in host.read_journal())
-        assert sorted(line for line in host.read_journal() if "close" in line) == ["close first", "close second"]
+    assert await fail(host.open(7, kind=kind, name=f"{kind} first")) == cause
+    assert await host.open(7, kind="", name=f"{kind} second") == "size 3"
+    assert await host.read("look", 7, what="door") == "door"
+    host.pool.end(7)
+    await until(lambda: f"close {kind} second" in host.read_journal())
+    closed = [line for line in host.read_journal() if line.startswith(f"close {kind} ")]
+    assert sorted(closed) == [f"close {kind} first", f"close {kind} second"]
 
 
 async def test_the_instance_of_a_hanging_reset_is_closed_when_the_reset_ends(tmp_path: Path) -> None:
@@ -188,17 +188,16 @@ async def test_a_constructor_that_raises_fails_the_opening(tmp_path: Path) -> No
             assert await fail(host.open()) == "reset raised RuntimeError: no memory"
 
 
-async def test_an_exception_of_a_call_is_a_result_for_the_model_and_the_instance_continues(tmp_path: Path) -> None:
-    async with open_host(tmp_path, ENVIRONMENTS, "World") as host:
-        await host.open(0, kind="", name="a")
-        assert await host.read("look", what="door") == "door"
-        assert await host.call("look", what="raise") == EnvironmentRaised("ValueError: boom")
-        assert await host.call("look", what="exit") == EnvironmentRaised("SystemExit: 3")
-        assert await fail(host.call("look", what="bytes")) == (
-            "look returned bytes; expected text, a JSON value or a ToolResult"
-        )
-        assert await fail(host.call("look", what="fault")) == "the database is down"
-        assert await host.call("look", what="wall") == Observation("door wall")
+async def test_an_exception_of_a_call_is_a_result_for_the_model_and_the_instance_continues(host: Host) -> None:
+    await host.open(0, kind="", name="a")
+    assert await host.read("look", what="door") == "door"
+    assert await host.call("look", what="raise") == EnvironmentRaised("ValueError: boom")
+    assert await host.call("look", what="exit") == EnvironmentRaised("SystemExit: 3")
+    assert await fail(host.call("look", what="bytes")) == (
+        "look returned bytes; expected text, a JSON value or a ToolResult"
+    )
+    assert await fail(host.call("look", what="fault")) == "the database is down"
+    assert await host.call("look", what="wall") == Observation("door wall")
 
 
 async def test_later_calls_of_an_instance_wait_for_an_abandoned_call(tmp_path: Path) -> None:
@@ -214,11 +213,10 @@ async def test_later_calls_of_an_instance_wait_for_an_abandoned_call(tmp_path: P
         assert looks == ["look a hang", "look ended a", "look a late"]
 
 
-async def test_an_async_call_that_hangs_is_cancelled(tmp_path: Path) -> None:
-    async with open_host(tmp_path, ENVIRONMENTS, "World", call_limit_s=LIMIT_S) as host:
-        await host.open(0, kind="", name="a")
-        assert await host.call("wait") == EnvironmentTimedOut(LIMIT_S)
-        assert await host.read("look", what="door") == "door"
+async def test_an_async_call_that_hangs_is_cancelled(host: Host) -> None:
+    await host.open(0, kind="", name="a")
+    assert await host.call("wait") == EnvironmentTimedOut(LIMIT_S)
+    assert await host.read("look", what="door") == "door"
 
 
 async def test_an_instance_whose_session_ends_during_a_call_is_closed_after_the_call(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The sandbox handle runs programs of a task's code at the executor, and raises Fault if the sandbox fails."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from asterism.bus.messages import EnvironmentRaised
 from asterism.tasks.hosting.program_handle import add_files
 from asterism.tasks.hosting.wire import ProgramEnded, RunProgram
-from tests.tasks.hosting.hosts import fail, open_host
+from tests.tasks.hosting.hosts import Host, fail, open_host
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
@@ -18,20 +19,12 @@ from asterism.tasks.contract import Fault
 def describe(result):
     return f"{result.ok} {result.stdout} {result.stderr} {result.error}"
 
+@tool
 async def run(code: str, sandbox) -> str:
-    """Run it.
-
-    Args:
-        code: It.
-    """
     return describe(await sandbox.run(code, stdin="in"))
 
+@tool
 def run_blocking(code: str, sandbox) -> str:
-    """Run it.
-
-    Args:
-        code: It.
-    """
     return describe(sandbox.run_blocking(code, files={"data/a.txt": "text"}))
 
 async def run_wrongly(sandbox) -> str:
@@ -54,12 +47,8 @@ class Workshop:
     def reset(self):
         return self.greeting + " " + self.sandbox.run_blocking("reset").stdout
 
+    @tool
     def test(self, code: str, sandbox) -> str:
-        """Test it.
-
-        Args:
-            code: It.
-        """
         assert sandbox is self.sandbox
         return sandbox.run_blocking(code).stdout
 
@@ -79,31 +68,30 @@ async def run_program(request: RunProgram) -> ProgramEnded:
     return ProgramEnded(request.number, f"<{request.trajectory_id} {request.code} {request.stdin}>")
 
 
-async def test_programs_run_at_the_executor(tmp_path: Path) -> None:
-    async with open_host(tmp_path, CODE, "tools", run_program=run_program) as host:
-        assert await host.read("run", 7, code="print(1)") == "True <7 print(1) in>  "
-        assert await host.read("run", 7, code="raise") == "False out err ValueError: boom"
-        found = await host.read("run_blocking", 8, code="print(1)")
-        assert found == f"True <8 {add_files('print(1)', {'data/a.txt': 'text'})} >  "
+SHARED_HOST = partial(open_host, source=CODE, name="tools", run_program=run_program)
 
 
-async def test_each_program_has_its_own_result(tmp_path: Path) -> None:
-    async with open_host(tmp_path, CODE, "tools", run_program=run_program) as host:
-        found = await asyncio.gather(*[host.read("run", number, code=f"late {number}") for number in range(50)])
-        assert found == [f"True <{number} late {number} in>  " for number in range(50)]
+async def test_programs_run_at_the_executor(host: Host) -> None:
+    assert await host.read("run", 7, code="print(1)") == "True <7 print(1) in>  "
+    assert await host.read("run", 7, code="raise") == "False out err ValueError: boom"
+    found = await host.read("run_blocking", 8, code="print(1)")
+    assert found == f"True <8 {add_files('print(1)', {'data/a.txt': 'text'})} >  "
 
 
-async def test_a_sandbox_failure_that_the_task_does_not_handle_fails_the_call(tmp_path: Path) -> None:
-    async with open_host(tmp_path, CODE, "tools", run_program=run_program) as host:
-        assert await fail(host.call("run", code="fault")) == "sandbox: no container"
-        assert await host.read("tolerate") == "caught sandbox: no container"
+async def test_each_program_has_its_own_result(host: Host) -> None:
+    found = await asyncio.gather(*[host.read("run", number, code=f"late {number}") for number in range(50)])
+    assert found == [f"True <{number} late {number} in>  " for number in range(50)]
 
 
-async def test_an_async_function_must_not_call_run_blocking(tmp_path: Path) -> None:
-    async with open_host(tmp_path, CODE, "tools", run_program=run_program) as host:
-        assert await host.call("run_wrongly") == EnvironmentRaised(
-            "RuntimeError: run_blocking is for sync functions; an async function awaits sandbox.run(...)"
-        )
+async def test_a_sandbox_failure_that_the_task_does_not_handle_fails_the_call(host: Host) -> None:
+    assert await fail(host.call("run", code="fault")) == "sandbox: no container"
+    assert await host.read("tolerate") == "caught sandbox: no container"
+
+
+async def test_an_async_function_must_not_call_run_blocking(host: Host) -> None:
+    assert await host.call("run_wrongly") == EnvironmentRaised(
+        "RuntimeError: run_blocking is for sync functions; an async function awaits sandbox.run(...)"
+    )
 
 
 async def test_constructors_and_methods_receive_the_handle_of_their_trajectory(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def alone(completions):
     return [float(len(started)), started.clear()][:1]
 
 def slow(completions):
-    time.sleep(0.25)
+    time.sleep(0.15)
     return [0.0]
 
 def odd(action, completions, log_metric):
@@ -86,16 +87,23 @@ async def describe(pool: HostPool, action: str) -> object:
         return str(error)
 
 
-async def test_each_call_has_its_own_result(checkpoint: Path) -> None:
-    async with open_functions(checkpoint) as pool:
-        actions = ["fine", "raise", "exit", "print", "huge", "none", *["fine"] * 50]
-        raised, exited, printed, huge, none, *fine = (
-            await asyncio.gather(*[describe(pool, action) for action in actions])
-        )[1:]
-        assert (raised, exited) == ("do raised ValueError: boom", "do raised SystemExit: 3")
-        assert (printed, none) == ({"do": 0.5}, {})
-        assert str(huge).startswith("do returned [1.0, 1.0")
-        assert fine == [{"do": 0.5}] * 50
+@pytest.fixture(scope="module")
+def pool(checkpoint: Path, loop: asyncio.Runner) -> Iterator[HostPool]:
+    """Open a pool of the function `do` for all tests that need no other."""
+    context = open_functions(checkpoint)
+    yield loop.run(context.__aenter__())
+    loop.run(context.__aexit__(None, None, None))
+
+
+async def test_each_call_has_its_own_result(pool: HostPool) -> None:
+    actions = ["fine", "raise", "exit", "print", "huge", "none", *["fine"] * 50]
+    raised, exited, printed, huge, none, *fine = (
+        await asyncio.gather(*[describe(pool, action) for action in actions])
+    )[1:]
+    assert (raised, exited) == ("do raised ValueError: boom", "do raised SystemExit: 3")
+    assert (printed, none) == ({"do": 0.5}, {})
+    assert str(huge).startswith("do returned [1.0, 1.0")
+    assert fine == [{"do": 0.5}] * 50
 
 
 async def test_calls_of_async_functions_overlap(checkpoint: Path) -> None:
@@ -110,11 +118,11 @@ async def test_a_function_that_hangs_fails_only_its_own_call(checkpoint: Path) -
 
 
 async def test_other_calls_continue_in_the_next_process_after_a_hang(checkpoint: Path) -> None:
-    async with open_functions(checkpoint, time_limit_s=5.0) as pool:
+    async with open_functions(checkpoint, time_limit_s=2.0) as pool:
         assert await describe(pool, "fine") == {"do": 0.5}
         before = pool.pids
         calls = [asyncio.create_task(describe(pool, action)) for action in ("hang", *["fine"] * 30)]
-        assert await asyncio.gather(*calls) == ["do took longer than 5 s", *[{"do": 0.5}] * 30]
+        assert await asyncio.gather(*calls) == ["do took longer than 2 s", *[{"do": 0.5}] * 30]
         assert set(pool.pids).isdisjoint(before)
 
 
@@ -126,10 +134,10 @@ async def test_sync_functions_run_one_at_a_time(checkpoint: Path) -> None:
 async def test_a_process_with_many_slow_calls_of_several_functions_is_not_killed(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For 3 s no call gets an answer, because the first functions of all calls precede the second functions."""
-    monkeypatch.setattr("asterism.tasks.hosting.host_process._HANG_S", 0.5)
+    """For 1.8 s no call gets an answer, because the first functions of all calls precede the second functions."""
+    monkeypatch.setattr("asterism.tasks.hosting.host_process._HANG_S", 0.25)
     monkeypatch.setattr("asterism.tasks.hosting.host_process._START_LIMIT_S", 60.0)
-    async with open_functions(checkpoint, "slow", "do", time_limit_s=2.0) as pool:
+    async with open_functions(checkpoint, "slow", "do", time_limit_s=1.0) as pool:
         found = await asyncio.gather(*[describe(pool, "fine") for _ in range(12)])
         assert found == [{"slow": 0.0, "do": 0.5}] * 12
 
@@ -141,29 +149,26 @@ async def test_a_call_is_answered_despite_names_and_texts_that_utf_8_cannot_enco
         assert await describe(pool, "fine") == {"odd": 0.5}
 
 
-async def test_a_process_that_dies_is_replaced_and_its_calls_are_repeated_once(checkpoint: Path) -> None:
-    async with open_functions(checkpoint) as pool:
-        assert await describe(pool, "fine") == {"do": 0.5}
-        (worker,) = pool.pids
-        assert worker in family(os.getpid())
-        os.kill(worker, signal.SIGKILL)
-        assert await describe(pool, "fine") == {"do": 0.5}
-        assert await describe(pool, "die") == "the process of the rewards died with exit code 9"
-        assert await describe(pool, "fine") == {"do": 0.5}
+async def test_a_process_that_dies_is_replaced_and_its_calls_are_repeated_once(pool: HostPool) -> None:
+    assert await describe(pool, "fine") == {"do": 0.5}
+    (worker,) = pool.pids
+    assert worker in family(os.getpid())
+    os.kill(worker, signal.SIGKILL)
+    assert await describe(pool, "fine") == {"do": 0.5}
+    assert await describe(pool, "die") == "the process of the rewards died with exit code 9"
+    assert await describe(pool, "fine") == {"do": 0.5}
 
 
-async def test_a_timeout_error_of_a_function_is_an_error_and_no_timeout(checkpoint: Path) -> None:
-    async with open_functions(checkpoint) as pool:
-        assert await describe(pool, "own timeout") == "do raised TimeoutError: the judge"
-        pids = pool.pids
-        assert await describe(pool, "fine") == {"do": 0.5}
-        assert pool.pids == pids
+async def test_a_timeout_error_of_a_function_is_an_error_and_no_timeout(pool: HostPool) -> None:
+    assert await describe(pool, "own timeout") == "do raised TimeoutError: the judge"
+    pids = pool.pids
+    assert await describe(pool, "fine") == {"do": 0.5}
+    assert pool.pids == pids
 
 
-async def test_a_process_that_closes_its_socket_is_replaced(checkpoint: Path) -> None:
-    async with open_functions(checkpoint) as pool:
-        assert await describe(pool, "close") == "the process of the rewards died with exit code -9"
-        assert await describe(pool, "fine") == {"do": 0.5}
+async def test_a_process_that_closes_its_socket_is_replaced(pool: HostPool) -> None:
+    assert await describe(pool, "close") == "the process of the rewards died with exit code -9"
+    assert await describe(pool, "fine") == {"do": 0.5}
 
 
 async def test_a_process_that_hangs_is_killed_although_calls_arrive(
@@ -171,7 +176,7 @@ async def test_a_process_that_hangs_is_killed_although_calls_arrive(
 ) -> None:
     async with open_functions(checkpoint, time_limit_s=1.0) as pool:
         assert await describe(pool, "fine") == {"do": 0.5}
-        monkeypatch.setattr("asterism.tasks.hosting.host_process._HANG_S", 1.0)
+        monkeypatch.setattr("asterism.tasks.hosting.host_process._HANG_S", 0.5)
         held = asyncio.create_task(describe(pool, "hold"))
         others: list[asyncio.Task[object]] = []
         while not held.done():
@@ -182,13 +187,12 @@ async def test_a_process_that_hangs_is_killed_although_calls_arrive(
         assert await describe(pool, "fine") == {"do": 0.5}
 
 
-async def test_a_cancelled_call_does_not_cancel_other_calls(checkpoint: Path) -> None:
-    async with open_functions(checkpoint) as pool:
-        cancelled = asyncio.create_task(describe(pool, "fine"))
-        others = [asyncio.create_task(describe(pool, "fine")) for _ in range(3)]
-        await asyncio.sleep(0)
-        cancelled.cancel()
-        assert await asyncio.gather(*others) == [{"do": 0.5}] * 3
+async def test_a_cancelled_call_does_not_cancel_other_calls(pool: HostPool) -> None:
+    cancelled = asyncio.create_task(describe(pool, "fine"))
+    others = [asyncio.create_task(describe(pool, "fine")) for _ in range(3)]
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    assert await asyncio.gather(*others) == [{"do": 0.5}] * 3
 
 
 class GradingSandbox:
@@ -200,18 +204,17 @@ class GradingSandbox:
         return Grade(submission.answer == submission.ground_truth, 0.25)
 
 
-async def test_the_reward_is_the_weighted_sum_of_the_grader_and_the_functions(checkpoint: Path) -> None:
+async def test_the_reward_is_the_weighted_sum_of_the_grader_and_the_functions(pool: HostPool) -> None:
     functions = {"correct": "math", "do": "rewards.py:do"}
     config = RewardConfig(functions=functions, weights={"do": -0.5})
     sandbox: Sandbox = GradingSandbox()  # pyright: ignore[reportAssignmentType]
-    async with open_functions(checkpoint) as pool:
-        scorer = AnswerScorer(sandbox, config, MATH_PYTHON, pool)
-        assert (await scorer.score(submit("fine")))[:2] == (0.75, {"correct": 1.0, "do": 0.5})
-        assert (await scorer.score(submit("none")))[:2] == (1.0, {"correct": 1.0})
-        assert (await scorer.score(submit("fine", ending="length")))[:2] == (-0.25, {"correct": 0.0, "do": 0.5})
-        only = AnswerScorer(sandbox, RewardConfig(functions={"do": functions["do"]}), MATH_PYTHON, pool)
-        with pytest.raises(HostFailure, match="no reward function scored the trajectory"):
-            await only.score(submit("none"))
+    scorer = AnswerScorer(sandbox, config, MATH_PYTHON, pool)
+    assert (await scorer.score(submit("fine")))[:2] == (0.75, {"correct": 1.0, "do": 0.5})
+    assert (await scorer.score(submit("none")))[:2] == (1.0, {"correct": 1.0})
+    assert (await scorer.score(submit("fine", ending="length")))[:2] == (-0.25, {"correct": 0.0, "do": 0.5})
+    only = AnswerScorer(sandbox, RewardConfig(functions={"do": functions["do"]}), MATH_PYTHON, pool)
+    with pytest.raises(HostFailure, match="no reward function scored the trajectory"):
+        await only.score(submit("none"))
 
 
 async def test_without_functions_the_reward_is_the_graders_verdict() -> None:

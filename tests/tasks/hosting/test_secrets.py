@@ -46,18 +46,7 @@ def command_line(pid: int) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.real_clock
-async def test_no_command_line_contains_settings_and_the_tasks_code_has_an_empty_stdin(tmp_path: Path) -> None:
-    async with open_host(tmp_path, SOURCE, "World", parameters={"token": SECRET}) as host:
-        await host.open()
-        assert await host.read("tell") == f"{SECRET} [] ''"
-        assert host.pool.pids
-        for pid in family(*host.pool.pids):
-            assert SECRET.encode() not in command_line(pid)
-
-
-@pytest.mark.slow
-@pytest.mark.real_clock
-async def test_errors_show_references_instead_of_their_values(
+async def test_errors_show_references_instead_of_values_and_no_command_line_contains_a_setting(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     parameters, secrets = {"token": SECRET}, {SECRET: "${TOKEN}"}
@@ -65,6 +54,10 @@ async def test_errors_show_references_instead_of_their_values(
         failure = await fail(host.open(1, how="raise"))
         assert failure == "reset raised ConnectionError: 401 for http://service/?key=${TOKEN}"
         await host.open()
+        assert await host.read("tell") == f"{SECRET} [] ''"
+        assert host.pool.pids
+        for pid in family(*host.pool.pids):
+            assert SECRET.encode() not in command_line(pid)
         assert await host.call("look") == EnvironmentRaised("ConnectionError: 401 for http://service/?key=${TOKEN}")
         assert "get_reward raised ConnectionError: 401 for http://service/?key=${TOKEN}" in await fail(host.score())
     shown = capfd.readouterr().err

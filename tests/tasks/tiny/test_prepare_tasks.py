@@ -27,6 +27,7 @@ from asterism.policies.tools.task_description import TaskDescription
 from asterism.policies.tools.tool_schema import ToolSchema
 from asterism.tasks.math_python import MATH_PYTHON
 from asterism.tasks.tiny.prepare import TinyDemo
+from tests.engine.data.cold_start_rows import write_rows
 
 LOOKUP = ToolSchema(
     "lookup",
@@ -45,23 +46,18 @@ ARCHIVE = [
 GAME = [{"role": "user", "content": "Guess!"}, {"role": "assistant", "content": "<reason>5"}]
 
 
-def write_rows(path: Path, *rows: dict[str, Any]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def build_run(folder: Path, **changes: Any) -> RunConfig:
     archive = DialogueConfig(tools=("jupyter_code",), prefill="<think>", stop_tokens=("<|im_end|>", "<stop>"))
     rows = write_rows(folder / "rows.jsonl", *[{"question": "Where is the lighthouse?", "answer": "north"}] * 20)
-    with Path(rows).open("a") as file:
+    with rows.open("a") as file:
         file.write("{\n")  # this row is unusable, but data.max_bad_rows allows one
     dialogues = ({"messages": ARCHIVE}, {"task": "game", "messages": GAME})
     keys: dict[str, Any] = {
         "name": "some",
-        "sft": SftConfig(steps=1, data=write_rows(folder / "dialogues.jsonl", *dialogues * 20)),
+        "sft": SftConfig(steps=1, data=str(write_rows(folder / "dialogues.jsonl", *dialogues * 20))),
         "tasks": (
-            TaskConfig(name="archive", import_path="archive.py:TOOLS", data=rows, dialogue=archive),
-            TaskConfig(name="game", import_path="game.py:Game", data=rows),
+            TaskConfig(name="archive", import_path="archive.py:TOOLS", data=str(rows), dialogue=archive),
+            TaskConfig(name="game", import_path="game.py:Game", data=str(rows)),
         ),
     }
     return RunConfig(**{**keys, **changes})

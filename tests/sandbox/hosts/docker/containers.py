@@ -1,13 +1,10 @@
-"""Run a sandbox on fresh containers, list its containers, and wait for its recovery after a failure."""
+"""Run a sandbox on fresh containers, and list its containers."""
 
-import contextlib
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from asterism.bus.messages import CodeOutcome
-from asterism.sandbox.contract import SandboxFailure
 from asterism.sandbox.hosts.docker.docker_api import DockerEngine
 from asterism.sandbox.hosts.docker.docker_host import ContainerHost
 from asterism.sandbox.hosts.docker.docker_probe import get_engine_address
@@ -32,10 +29,3 @@ async def list_containers(owner: str) -> list[str]:
         return [container.id for container in await engine.list_owned() if container.owner == owner]
     finally:
         await engine.close()
-
-
-async def wait_for_outcome(client: Client) -> CodeOutcome:
-    """Return the first outcome of a recovering sandbox; ignore infrastructure failures before it."""
-    while True:
-        with contextlib.suppress(SandboxFailure):
-            return (await client.program("print(6 * 7)", trajectory=99)).outcome

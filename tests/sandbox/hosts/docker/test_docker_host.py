@@ -17,9 +17,9 @@ from asterism.sandbox.contract import CodeResult, SandboxFailure
 from asterism.sandbox.hosts.docker import docker_host
 from asterism.sandbox.hosts.docker.docker_api import DockerEngine
 from asterism.sandbox.image.docker_cli import run_docker
-from tests.sandbox.conftest import Client
+from tests.sandbox.conftest import Client, wait_for_outcome
 from tests.sandbox.executors import kill_an_executor
-from tests.sandbox.hosts.docker.containers import run_containers, wait_for_outcome
+from tests.sandbox.hosts.docker.containers import run_containers
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.real_clock]
 
@@ -44,11 +44,12 @@ def stop_container(failure: str, container_id: str) -> None:
 
 
 @pytest.mark.parametrize("failure", ["kill", "pause"])
-async def test_a_killed_or_frozen_container_causes_infrastructure_failures_and_is_replaced(
+async def test_a_killed_or_frozen_container_causes_failures_and_is_replaced_with_its_notebooks(
     monkeypatch: pytest.MonkeyPatch, failure: str
 ) -> None:
     async with run_containers(time_limit_s=500.0) as (client, host):
         (before,) = host.live_containers
+        drawn = await client.printed("import random\nx = random.random()\nx", 2000)
         codes = ["import time; time.sleep(600)"] * 5 + ["import time; time.sleep(0.2); print(1)"] * 300
         in_flight = asyncio.create_task(run_all(client, codes))
         await client.program("print(1)", trajectory=1000)
@@ -61,14 +62,7 @@ async def test_a_killed_or_frozen_container_causes_infrastructure_failures_and_i
         assert await wait_for_outcome(client) == CodeOk(Output("42\n"))
         (after,) = host.live_containers
         assert after.id != before.id
-
-
-async def test_a_notebook_is_restored_after_its_container_was_killed() -> None:
-    async with run_containers() as (client, host):
-        first = await client.printed("import random\nx = random.random()\nx")
-        run_docker("kill", host.live_containers[0].id)
-        await wait_for_outcome(client)
-        assert await client.printed("x") == first
+        assert await client.printed("x", 2000) == drawn
 
 
 async def test_one_of_two_containers_continues_when_the_other_is_killed() -> None:

@@ -9,7 +9,8 @@ import pytest
 from asterism.bus.messages import CodeOk, Output
 from asterism.configs.schema.machines import SandboxConfig as SandboxConfig
 from asterism.sandbox.contract import CodeResult, SandboxFailure
-from tests.sandbox.hosts.docker.containers import list_containers, run_containers, wait_for_outcome
+from tests.sandbox.conftest import wait_for_outcome
+from tests.sandbox.hosts.docker.containers import list_containers, run_containers
 from tests.sandbox.own_engine import Engine, needs_root, own_engine
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.real_clock, needs_root]
