@@ -19,6 +19,7 @@ PAIR = EXPERIMENTS["roc"]
 
 
 @pytest.mark.parametrize("last", [(), QUICK], ids=["full", "quick"])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_planned_run_has_a_valid_configuration(name: str, last: tuple[str, ...], tmp_path: Path) -> None:
     planned = list(plan_runs(EXPERIMENTS[name], 2, tmp_path, last=last))

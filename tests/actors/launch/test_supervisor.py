@@ -162,6 +162,7 @@ async def test_an_executor_that_fails_too_often_ends_the_run_with_its_output(nod
     assert node.count_starts("executor-0") == RESTARTS + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reasons", "num_starts"),
     [

@@ -97,6 +97,7 @@ def count_kept_bytes(config: DecoderConfig, dtype: torch.dtype) -> float:
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / num_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("model_type", ["qwen3", "qwen2", "llama"])
 def test_a_layer_keeps_the_planned_bytes_for_its_backward_pass(model_type: str, dtype: torch.dtype) -> None:

@@ -53,6 +53,7 @@ def test_every_trajectory_ends_once_with_its_planned_tokens(policy: SimulatedPol
         assert engine.used_pages == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_policy_beats_the_bounds(policy: SimulatedPolicy) -> None:
     assert outcome(policy).makespan_s > outcome(policy).bounds.lower_s > 0

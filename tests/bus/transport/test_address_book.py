@@ -148,6 +148,7 @@ async def test_blocked_senders_are_released_when_the_peer_departs(cluster: Clust
     assert (a.unacknowledged, a.dropped) == ({}, 31)
 
 
+@pytest.mark.slow
 async def test_frames_from_a_departed_process_are_dropped_and_counted(cluster: Cluster) -> None:
     network = cluster.network(0)
     a, b, c = cluster.join("a", network=network), cluster.join("b"), cluster.join("c")
@@ -170,6 +171,7 @@ async def test_restored_frames_for_a_departed_process_are_dropped(cluster: Clust
     assert (a.unacknowledged, a.dropped) == ({}, 2)
 
 
+@pytest.mark.slow
 async def test_frames_of_an_earlier_launch_are_dropped_and_counted(cluster: Cluster) -> None:
     """Process c continues on a disconnected node. Process b has epoch 0, which is always accepted."""
     cluster.first_epoch = 2_000

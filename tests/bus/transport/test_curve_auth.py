@@ -74,9 +74,8 @@ async def probe_as_stranger(address: TcpAddress, server: ClusterKey | None, own:
         return events
 
 
-@pytest.mark.parametrize(
-    "stranger", ["no_key", *(pytest.param(each, marks=pytest.mark.slow) for each in ("wrong_key", "wrong_cluster"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("stranger", ["no_key", "wrong_key", "wrong_cluster"])
 async def test_a_peer_without_a_key_is_counted_and_ignored(tmp_path: Path, cluster: Cluster, stranger: str) -> None:
     """With the wrong key, the peer knows the cluster's public key and has a key pair of its own."""
     other = make_key(tmp_path / "others")
@@ -91,6 +90,7 @@ async def test_a_peer_without_a_key_is_counted_and_ignored(tmp_path: Path, clust
     assert (await b.receive()).message == call(1)
 
 
+@pytest.mark.slow
 async def test_messages_of_a_bus_with_another_key_are_dropped(tmp_path: Path, cluster: Cluster) -> None:
     b = cluster.join("b")
     a = cluster.join("a", network=cluster.network(0, make_key(tmp_path / "others")))

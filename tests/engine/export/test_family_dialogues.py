@@ -59,6 +59,7 @@ def test_the_templates_of_these_tests_render_like_the_package(tmp_path: Path, na
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_prompts_of_the_family_differ_from_the_run_only_after_removed_reasoning(tmp_path: Path, name: str) -> None:
     """The prompts equal the run's prompts up to the second question, even with reasoning before the first call."""

@@ -35,6 +35,7 @@ def replace_template(folder: Path, template: str | None) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_exported_template_renders_the_prompt_of_the_run(tmp_path: Path, name: str) -> None:
     config = CONFIGS[name]

@@ -43,6 +43,7 @@ def assert_generates_as_trained(model: CausalLM, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_batches_and_chunks_give_the_logprobs_of_the_training_forward(model_type: str, rows: int) -> None:
     model = small_model(config=small_architecture(model_type))
@@ -58,6 +59,7 @@ def test_greedy_tokens_equal_the_training_forward(model_type: str, tied: bool) -
     assert_greedy(model, request, generate(new_core(model), request)[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_a_model_with_any_rope_scaling_is_decoded(scaling: str) -> None:
     assert_generates_as_trained(small_model(config=scaled_architecture("llama", scaling)), max_running=4)
@@ -70,6 +72,7 @@ def test_a_dense_model_gives_a_token_the_same_bits_in_any_batch(model_type: str)
     assert_as_alone(model, generate(new_core(model, prefill_tokens=11), *REQUESTS), *REQUESTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_installed_weights_replace_all_weights(model_type: str) -> None:
     config = small_architecture(model_type, tie_word_embeddings=False)

@@ -30,6 +30,7 @@ def score_padded(model: CausalLM, rows: list[Tensor]) -> Tensor:
     return model(token_ids_BT, tokens=ScoredTokens(positions_N, torch.cat(rows).flip(0))).logprobs_N
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_packed_and_padded_sequences_have_the_same_scores_and_gradients(model_type: str, tied: bool) -> None:

@@ -109,6 +109,7 @@ async def test_a_request_without_tokens_is_cancelled_and_sent_again(model: Path)
         assert (await call).versions.tolist() == [3, 3, 3]
 
 
+@pytest.mark.slow
 async def test_a_request_that_the_server_does_not_abort_is_closed_after_the_timeout(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

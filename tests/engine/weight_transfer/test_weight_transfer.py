@@ -129,6 +129,7 @@ async def test_missing_weights_are_refused(scene: Scene) -> None:
     assert scene.slots() == []
 
 
+@pytest.mark.slow
 async def test_a_broken_link_is_reconnected_without_requesting_chunks_twice(scene: Scene) -> None:
     async with link_to(scene.server.port, allowed=HALF) as link:
         with structlog.testing.capture_logs() as logged:
@@ -193,6 +194,7 @@ async def test_leftovers_of_a_killed_process_are_not_loaded(scene: Scene) -> Non
     assert scene.server.counts.bytes == SIZE
 
 
+@pytest.mark.slow
 async def test_a_client_without_the_key_receives_nothing_and_is_counted(scene: Scene, tmp_path: Path) -> None:
     published = scene.publish(4)
     stranger = WeightsFetcher(scene.near, LOOPBACK, scene.server.port, new_key(tmp_path / "others"))
@@ -236,6 +238,7 @@ async def test_a_malformed_request_is_counted_and_the_next_request_is_answered(s
         assert socket.recv_multipart() == [last, bytes(4)]  # the padding after the last parameter
 
 
+@pytest.mark.slow
 async def test_a_node_that_reads_no_answers_does_not_stall_other_nodes(scene: Scene) -> None:
     published = scene.publish(4)
     async with asking(scene) as socket:

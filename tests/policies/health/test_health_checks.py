@@ -38,6 +38,7 @@ def test_a_healthy_run_triggers_no_check() -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.check}-{fault.first_step}")
+@pytest.mark.slow
 def test_a_planted_fault_soon_triggers_its_check_and_no_other_check(fault: PlantedFault) -> None:
     reports = list_reports(plant(fault))
     assert {check for _, check, _ in reports} == {fault.check}
@@ -118,6 +119,7 @@ def test_missing_metrics_of_a_healthy_run_trigger_no_check(data: st.DataObject) 
     assert list_reports(steps) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METRICS_READ)
 def test_a_value_that_is_not_finite_triggers_only_the_checks_of_numerics(name: str) -> None:
     steps = [{**values, name: math.nan} for values in HEALTHY_STEPS]

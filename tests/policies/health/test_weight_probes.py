@@ -57,6 +57,7 @@ def test_an_engine_that_loads_every_version_is_never_reported(movement: float, n
         assert Scenario(movement, noise, seed=seed, renewal=100).find_unmoved(300) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("movement", "noise", "delay"), [(0.05, 1e-6, 0), (1e-4, 1e-6, 20), (0.05, 0.02, 5), (3e-3, 0.02, 60)]
 )

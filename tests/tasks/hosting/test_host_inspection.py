@@ -35,15 +35,18 @@ async def measure(loop: Loop, *, is_in_loop: bool, cpu_s: float = 0.0, waited_s:
     return delay_s
 
 
+@pytest.mark.slow
 async def test_a_sleep_or_a_computation_in_the_event_loop_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await measure(Loop(monkeypatch), is_in_loop=True) > LEAST_S
     assert await measure(Loop(monkeypatch), is_in_loop=True, cpu_s=BLOCKED_S) > LEAST_S
 
 
+@pytest.mark.slow
 async def test_time_without_a_processor_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await measure(Loop(monkeypatch), is_in_loop=True, waited_s=10.0) == 0.0
 
 
+@pytest.mark.slow
 async def test_the_delay_of_a_sync_function_is_only_the_cpu_time_of_the_loops_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -103,6 +103,7 @@ def test_show_filters_by_seconds_since_the_start(folder: RunFolder) -> None:
     assert 0.5 <= min(seconds) <= max(seconds) < 1
 
 
+@pytest.mark.slow
 def test_a_story_is_in_order_of_time(folder: RunFolder) -> None:
     story = log("story", folder.path, find_calling_trajectory(folder))
     lines = re.findall(r"^ *(\d+\.\d{4}) s  \S+ +(\w+)", story, re.MULTILINE)

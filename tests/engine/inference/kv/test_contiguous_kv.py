@@ -97,6 +97,7 @@ def take_in_block(cache: KvCache, block: DenseKvBlock, layer: int, at: dict[int,
         assert torch.equal(values[heads, : place + 1], expected[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_blocks_equal_the_cache_while_sequences_grow_join_and_leave(
     cache: KvCache, blocks: DenseKvCache, seed: int

@@ -66,6 +66,7 @@ async def test_a_paused_server_stays_attached():
 
 
 @pytest.mark.parametrize(("handler", "timeout_s"), [(broken, 10.0), (silent, 0.05)], ids=["broken", "silent"])
+@pytest.mark.slow
 async def test_an_unresponsive_server_counts_as_dead(handler: Handler, timeout_s: float):
     async with connected(health_timeout_s=timeout_s) as (fake, server):
         await server.start()

@@ -121,6 +121,7 @@ async def test_the_base_is_sent_again_if_the_server_lost_it_or_it_has_changed(tm
     assert len({base.digest for base in sending.whole.sent}) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("targets", [OPTIONS.targets, ("k_proj",), ("up_proj", "o_proj")])
 async def test_a_server_receives_complete_stacks_with_checksums_in_its_dtype(
