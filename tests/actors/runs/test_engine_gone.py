@@ -77,7 +77,8 @@ def test_a_restart_of_the_docker_engine_masks_only_the_lost_calls(start_trained:
     assert len(read_log_entries(folder, "container.lost", "executor-0")) == 1
     assert len(read_log_entries(folder, "container.started", "executor-0")) == 2
     failed = read_messages(folder, "head", TrajectoryFailed)
-    assert {failure.trajectory_id for failure in failed} == find_lost_twice(folder)  # failed ones get no reward of 0
+    # Failed trajectories have no reward, instead of a reward of 0.
+    assert {failure.trajectory_id for failure in failed} == find_lost_twice(folder)
     assert len(failed) == summary["trajectories_failed"]
     assert list(find_leftovers(folder)) == []
     assert remove_remaining_containers(engine) == []

@@ -106,7 +106,7 @@ def test_a_standalone_evaluation_and_one_during_training_have_the_same_tokens_an
     assert json.loads(folder.results.read_text())["limits"]["response_tokens"] == EVALUATED
 
 
-def test_a_branch_of_an_evaluation_has_its_limit(evaluated: RunFolder) -> None:
+def test_a_branch_of_a_trajectory_of_an_evaluation_has_the_limit_of_evaluations(evaluated: RunFolder) -> None:
     ended = list_ended(evaluated, "evaluate")
     trajectory = [each.trajectory for each in ended if (each.tokens, each.ending) == (EVALUATED, "length")][-1]
     result = evaluated.path.parent / "branch.json"

@@ -86,7 +86,7 @@ def test_an_unknown_function_with_a_lone_surrogate_is_listed(file: Path) -> None
     describe_bad_rows(bad_rows.errors).encode()
 
 
-def test_the_content_can_contain_a_call_even_if_it_is_malformed(file: Path) -> None:
+def test_the_content_can_contain_a_malformed_call(file: Path) -> None:
     text = '<tool_call>\n{"name": \n</tool_call>'
     row = read_row(file, QUESTION, make_call_turn(content=f"<reason>{text}"), RESULT, ANSWER)
     assert row.generated.startswith(f"{text}<|im_end|>")
@@ -131,7 +131,7 @@ def build_format(kind: TaskKind, *tools: ToolSchema) -> DialogueFormat:
     return build_dialogue_format(DialogueConfig(tools=(), prefill=""), TaskDescription(kind, tools))
 
 
-def test_a_row_has_the_format_of_its_task_and_otherwise_of_the_first_task(file: Path) -> None:
+def test_a_row_has_the_format_of_its_task_or_without_a_task_of_the_first_one(file: Path) -> None:
     formats = {"math": FORMAT, "archive": build_format("tools", SEARCH)}
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "search", "arguments": {"query": "a"}}]}
     found = [call, {"role": "tool", "content": "b"}, {"role": "assistant", "content": "b"}]

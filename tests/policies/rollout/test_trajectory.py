@@ -105,7 +105,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
         self.open = [send for send in self.open if not chosen(send)]
 
     def _check_submission(self, submission: msg.AnswerSubmitted) -> None:
-        """Check a submission. If the group has a row, a trajectory without an answer is scored, too, on all tokens."""
+        """Check a submission. With a row, a function scores all tokens of the trajectory, even if it has no answer."""
         read = submission.reward_input
         assert (read is not None) == bool(self.row)
         if read is not None:

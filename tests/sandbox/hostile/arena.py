@@ -104,7 +104,7 @@ class Arena:
         return [self.meet(hostile) for hostile in programs]
 
     def meet(self, hostile: Hostile) -> Encounter:
-        """Run a hostile program; repeat the encounter after a timeout that the program does not allow."""
+        """Run a hostile program. Run it again if its call ends with a timeout and the program's record does not expect one."""
         (encounter,) = self.run(self._meet(hostile))
         for _ in range(MAX_REPEATS):
             if not encounter.has_unexpected_timeout(hostile):
@@ -200,7 +200,8 @@ class Arena:
         if "@" not in hostile.code:
             return hostile
         neighbours = footprint.find_owners(self.client, "mine")
-        pids = [*neighbours, *self._before.servers, os.getpid(), *({os.getppid()} - {1})]  # pid 1 can be the call
+        # In the call's own namespace, process 1 is the call.
+        pids = [*neighbours, *self._before.servers, os.getpid(), *({os.getppid()} - {1})]
         folders = [
             folder for pid in neighbours for folder in (f"/proc/{pid}/cwd", str(Path(f"/proc/{pid}/cwd").readlink()))
         ]

@@ -1,4 +1,4 @@
-"""Plain values are sent between processes, and tests run with recorded answers in place of the function."""
+"""A program's values are encoded and decoded, and unit tests run against recorded results of the tested function."""
 
 import collections
 import json
