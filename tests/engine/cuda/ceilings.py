@@ -66,7 +66,7 @@ def list_exceeded(counts: Counts, ceilings: Mapping[str, float]) -> list[str]:
 
 def measure_all() -> dict[str, Counts]:
     """Measure the counts of each wide case and each engine case. Raises RuntimeError if a case fails."""
-    reports = run_groups("wide", "engine")
+    reports = run_groups("wide", "engine", "nightly")
     if failed := [f"{name}: {report.error}" for name, report in reports.items() if report.error]:
         raise RuntimeError("\n".join(failed))
     counts = {name: count_wide_case(name, reports[name]) for name in WIDE_CASES}

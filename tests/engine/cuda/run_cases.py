@@ -1,6 +1,6 @@
 """`python -m benchmarks.support.fake_cuda tests.engine.cuda.run_cases GROUPS`: runs the cases of these groups.
 
-The last line is JSON. The groups are learner, engine, sampling, wide, parts, planted. Each case has its own fake CUDA.
+The last line is JSON. The groups are learner, engine, sampling, wide, parts, planted, nightly. Each case has its own fake CUDA.
 """
 
 import sys
@@ -33,6 +33,7 @@ from tests.engine.cuda.case_reports import CaseReport, PartCount
 from tests.engine.cuda.case_table import (
     ENGINE_CASES,
     LEARNER_CASES,
+    NIGHTLY_CASES,
     PART_CASES,
     PLANTED_CASES,
     SAMPLING_CASES,
@@ -217,7 +218,10 @@ def report_planted_case(defect: str) -> CaseReport:
 def report_group(group: str) -> dict[str, CaseReport]:
     if group == "planted":
         return {defect: report_planted_case(defect) for defect in PLANTED_CASES}
-    return {name: report_named_case(group, name) for name in _GROUPS[group][0]}
+    if group == "nightly":
+        places = [(each, name) for each, (cases, _) in _GROUPS.items() for name in cases if name in NIGHTLY_CASES]
+        return {name: report_named_case(each, name) for each, name in places}
+    return {name: report_named_case(group, name) for name in _GROUPS[group][0] if name not in NIGHTLY_CASES}
 
 
 def main(groups: list[str]) -> None:
