@@ -23,17 +23,13 @@ from benchmarks.gpu.process_group import adopt_orphans, run_limited
 adopt_orphans()
 print(json.dumps(run_limited(["-c", *sys.argv[2:]], float(sys.argv[1]))))
 """
-# A section whose processes leave its process group and its session, and ignore SIGTERM.
-STUBBORN = """
-import signal, subprocess, sys, time
+# A section with temporary files. Its processes leave its process group and its session, and ignore SIGTERM.
+STUBBORN = f"""
+import os, signal, subprocess, sys, tempfile, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(tempfile.mkdtemp(), tempfile.mkdtemp(dir=os.environ[{MEMORY_VARIABLE!r}]), flush=True)
 code = "import os, signal, time; signal.signal(15, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(600)"
 children = [subprocess.Popen([sys.executable, "-c", code], start_new_session=True) for _ in range(2)]
-time.sleep(600)
-"""
-WITH_FILES = f"""
-import os, tempfile, time
-print(tempfile.mkdtemp(), tempfile.mkdtemp(dir=os.environ[{MEMORY_VARIABLE!r}]), flush=True)
 time.sleep(600)
 """
 WITH_CHILD = """
@@ -57,18 +53,12 @@ def wait_until(condition: Callable[[], object], limit_s: float = 120.0) -> None:
         time.sleep(0.05)
 
 
-def test_a_section_at_its_limit_is_killed_with_processes_outside_its_group() -> None:
+def test_a_section_at_its_limit_is_killed_with_processes_outside_its_group_and_leaves_no_temporary_files() -> None:
     finished = run_section(STUBBORN)
     assert finished.code is None
-    pids = [int(pid) for pid in finished.output.split()]
-    assert len(pids) == 2
-    assert not [pid for pid in pids if is_running(pid)]
-
-
-def test_a_section_at_its_limit_leaves_no_temporary_files() -> None:
-    finished = run_section(WITH_FILES)
-    assert finished.code is None
-    assert [Path(path).exists() for path in finished.output.split()] == [False, False]
+    *folders, one, other = finished.output.split()
+    assert [Path(folder).exists() for folder in folders] == [False, False]
+    assert not [pid for pid in (one, other) if is_running(int(pid))]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])

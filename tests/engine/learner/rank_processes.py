@@ -24,7 +24,10 @@ from asterism.configs.schema.learner_config import LearnerConfig
 from asterism.engine.learner.distributed import join_ranks, leave_ranks
 from asterism.engine.learner.learner import main
 
-PRELOADED = (*("pytest", "hypothesis", "asterism.engine.learner.learner", "tests.engine.learner.train_ranks"),)
+PRELOADED = (
+    *("pytest", "hypothesis", "asterism.engine.learner.learner", "tests.engine.learner.train_ranks"),
+    "torch._dynamo",  # otherwise the first sharded parameter imports it, in each rank
+)
 LIMIT_S = 240.0
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(list(PRELOADED))

@@ -76,7 +76,7 @@ def train_offloaded(ranks: RankGroup, out: Path, settings: dict[str, Any]) -> Of
 
     for step in range(STEPS):
         offload.restore()
-        report.metrics.append(trainer.run_rl_step(rl_sequences(step)))
+        report.metrics.append(trainer.run_rl_step(rl_sequences(step, groups=2)))
         if trainer.step == SAVED_BEFORE:
             trainer.save(out / "step_000002", out / "tokenizer")
         offload.release(collect)

@@ -44,16 +44,22 @@ def compute_gradient(model: CausalLM, lengths: Sequence[int]) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "model_type", [pytest.param(each, marks=() if each == "qwen3" else pytest.mark.nightly) for each in ARCHITECTURES]
+    ("model_type", "modes"),
+    [
+        ("qwen3", ("none", "selective")),
+        *(pytest.param(each, CHECKPOINTING, marks=pytest.mark.nightly) for each in ARCHITECTURES),
+    ],
 )
-def test_compiled_layers_give_the_gradients_of_eager_layers_for_all_lengths(model_type: str) -> None:
+def test_compiled_layers_give_the_gradients_of_eager_layers_for_all_lengths(
+    model_type: str, modes: Sequence[Checkpointing]
+) -> None:
     """Passes without gradients have their own compiled code."""
     model = small_model(config=small_architecture(model_type), std=0.1).requires_grad_(True)
     all_lengths = (LENGTHS, *OTHER_LENGTHS)
     expected = [compute_gradient(model, lengths) for lengths in all_lengths]
     expected_scores = score(model, LENGTHS)
     model.set_compiled(True)
-    for recomputed in CHECKPOINTING:
+    for recomputed in modes:
         model.set_recomputed(recomputed)
         found = [compute_gradient(model, LENGTHS)]
         with torch.no_grad():
