@@ -247,14 +247,14 @@ ODD = replace(small_config(vocab_size=301), hidden_size=100, intermediate_size=2
     [
         (small_config(num_kv_heads=4), 1, {}),
         (ONE_HEAD, 5, {}),
-        (ONE_HEAD, 16, {}),
         (small_config(), 16, {}),
         (small_config(num_kv_heads=4), 16, {"overlaps_steps": True}),
-        (ONE_HEAD, 5, {"overlaps_steps": True}),
-        (ONE_HEAD, 5, {"capture": Recorded()}),
         (ONE_HEAD, 5, {"capture": Recorded(), "overlaps_steps": True}),
         (ODD, 16, {"prefill_tokens": 7, "max_running": 5}),
         (ODD, 16, {"matmul": build_tiled(16)}),
+        pytest.param(ONE_HEAD, 16, {}, marks=pytest.mark.nightly),
+        pytest.param(ONE_HEAD, 5, {"overlaps_steps": True}, marks=pytest.mark.nightly),
+        pytest.param(ONE_HEAD, 5, {"capture": Recorded()}, marks=pytest.mark.nightly),
     ],
 )
 def test_sharing_eviction_and_preemption_do_not_change_bits(
