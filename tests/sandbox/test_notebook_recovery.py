@@ -52,6 +52,14 @@ FORK_BOMB = {
     "forks without end": ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", CodeTimedOut)
 }
 IN_CONTAINERS = ("loops", "os._exit", "signals all processes")
+HARMS = {
+    "no worker": f"{SHARED}shared[:] = bytes(len(shared))\nos.kill(os.getpid(), 9)",
+    "wrong worker": f"{SHARED}shared[:] = b'\\xff' * len(shared)\nos.kill(os.getpid(), 9)",
+    "no shared memory": f"{SHARED}shared.close()",
+    "all processes killed": "os.kill(-1, 9)\nos._exit(1)",
+    "noise on the socket": "os.write(3, b'x' * 1000)",
+    "stopped checkpoint": "for pid in range(2, 64):\n    if pid != os.getpid():\n        try: os.kill(pid, 19)\n        except OSError: pass\nos._exit(1)",
+}
 WITHOUT_NAMESPACES = ("loops", "os._exit", "kills itself", "closes its socket", "leaves only a fork")
 
 
@@ -104,16 +112,8 @@ async def test_a_cell_keeps_its_effects_before_an_error(client: Client) -> None:
 @pytest.mark.parametrize(
     "harm",
     [
-        f"{SHARED}shared[:] = bytes(len(shared))\nos.kill(os.getpid(), 9)",
-        f"{SHARED}shared[:] = b'\\xff' * len(shared)\nos.kill(os.getpid(), 9)",
-        f"{SHARED}shared.close()",
-        "os.kill(-1, 9)\nos._exit(1)",
-        "os.write(3, b'x' * 1000)",
-        "for pid in range(2, 64):\n    if pid != os.getpid():\n        try: os.kill(pid, 19)\n        except OSError: pass\nos._exit(1)",
-    ],
-    ids=[
-        *("no worker", "wrong worker", "no shared memory", "all processes killed", "noise on the socket"),
-        "stopped checkpoint",
+        pytest.param(code, id=name, marks=[nightly_in_containers] * (name != "all processes killed"))
+        for name, code in HARMS.items()
     ],
 )
 async def test_a_cell_that_damages_its_notebook_loses_no_variables_and_affects_no_other_notebook(
