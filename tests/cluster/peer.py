@@ -1,10 +1,11 @@
-"""Runs a process that has only a bus. Lines on its input are commands: peer.py PROCESS SOCKETS WINDOW
+"""Runs a process that has only a bus. Lines on its input are commands: peer.py PROCESS SOCKETS WINDOW SPEEDUP
 
     send TO COUNT BYTES    start sending COUNT frames of that size, alternating between the lanes
     read [COUNT]           start receiving COUNT frames (default: all) and discarding them
     state                  print the counters as one line of JSON
 
 Each frame must arrive once, in the order of its sender and lane. The state has the violations.
+SPEEDUP divides the timeouts of heartbeats and handshakes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from asterism.bus.bus import Bus
 from asterism.bus.lanes import select_lane
 from asterism.bus.messages import CodeRequested, LeaseReleased
+from asterism.bus.transport import curve_auth
 from asterism.bus.transport.address_book import load_network
 from asterism.bus.transport.zeromq import open_zmq_bus
 
@@ -72,7 +74,9 @@ class Peer:
         sys.stdout.flush()
 
 
-async def main(process: str, sockets: Path, window: int) -> None:
+async def main(process: str, sockets: Path, window: int, speedup: int) -> None:
+    for name in ("_HEARTBEAT_INTERVAL_MS", "_HEARTBEAT_TIMEOUT_MS", "_HANDSHAKE_TIMEOUT_MS"):
+        setattr(curve_auth, name, getattr(curve_auth, name) // speedup)
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     bus = open_zmq_bus(process, sockets, window, network=load_network(sockets))
@@ -82,4 +86,4 @@ async def main(process: str, sockets: Path, window: int) -> None:
     await bus.close()
 
 
-asyncio.run(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])))
+asyncio.run(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))

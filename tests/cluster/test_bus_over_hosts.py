@@ -28,9 +28,9 @@ NAMES = ("a", "b", "c")
 
 
 class Peers:
-    """One peer on each host, named a, b and c."""
+    """One peer on each host, named a, b and c. `speedup` divides the timeouts of heartbeats and handshakes."""
 
-    def __init__(self, hosts: Hosts, folder: Path, window: int) -> None:
+    def __init__(self, hosts: Hosts, folder: Path, window: int, speedup: int = 1) -> None:
         self.hosts = dict(zip(NAMES, hosts, strict=True))
         self.key = generate_key(folder / "keys")
         entries = {name: AddressEntry(TcpAddress(host.address, PORT), host.number) for name, host in self.hosts.items()}
@@ -40,7 +40,7 @@ class Peers:
             sockets.mkdir()
             write_address_book(sockets, AddressBook(host.number, entries, []))
             write_key_location(sockets, self.key)
-            words = [sys.executable, "-m", "tests.cluster.peer", name, str(SOCKETS), str(window)]
+            words = [sys.executable, "-m", "tests.cluster.peer", name, str(SOCKETS), str(window), str(speedup)]
             self._started[name] = host.popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def send_command(self, name: str, command: str) -> None:
@@ -75,7 +75,7 @@ def count_connections(host: Host, to: Host) -> int:
 @pytest.mark.parametrize("until_closed", [False, True], ids=["for a moment", "until connections are closed"])
 def test_frames_arrive_once_and_in_order_through_a_partition(hosts: Hosts, tmp_path: Path, until_closed: bool) -> None:
     window, count = 200, 4_000
-    peers = Peers(hosts, tmp_path, window)
+    peers = Peers(hosts, tmp_path, window, speedup=5 if until_closed else 1)
     pairs = [(one, other) for one in NAMES for other in NAMES if one != other]
     for name in NAMES:
         peers.send_command(name, f"read {2 * window}" if name == "b" else "read")
@@ -117,19 +117,19 @@ def test_a_partition_closes_a_connection_with_a_full_window(hosts: Hosts, tmp_pa
 
 
 def test_a_slow_link_blocks_only_its_sender(hosts: Hosts, tmp_path: Path) -> None:
-    window, size = 40, 30_000
+    window, count, size = 40, 200, 30_000
     peers = Peers(hosts, tmp_path, window)
     hosts.slow(peers.hosts["b"], delay_ms=50, mbit_per_s=10)
     peers.send_command("b", "read")
     peers.send_command("c", "read")
-    peers.send_command("a", f"send b 400 {size}")
+    peers.send_command("a", f"send b {count} {size}")
     peers.wait_until_received("b", "a", 1)
-    peers.send_command("a", f"send c 400 {size}")
-    peers.wait_until_received("c", "a", 400)
-    assert peers.count_received("b", "a") < 400
-    peers.wait_until_received("b", "a", 400)
+    peers.send_command("a", f"send c {count} {size}")
+    peers.wait_until_received("c", "a", count)
+    assert peers.count_received("b", "a") < count
+    peers.wait_until_received("b", "a", count)
     state = peers.read_state("a")
-    assert state["sent"] == {"b": 400, "c": 400}
+    assert state["sent"] == {"b": count, "c": count}
     assert window <= state["max_held"]["b"] <= 2 * window
     assert state["max_held"]["c"] <= 2 * window
     assert peers.read_state("b")["dropped"] == 0  # no retransmission on a slow link
@@ -137,7 +137,7 @@ def test_a_slow_link_blocks_only_its_sender(hosts: Hosts, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("has_public_key", [False, True])
 def test_a_client_without_a_key_gets_only_a_handshake(hosts: Hosts, tmp_path: Path, has_public_key: bool) -> None:
-    peers = Peers(hosts, tmp_path, window=100)
+    peers = Peers(hosts, tmp_path, window=100, speedup=5)
     server, stranger = peers.hosts["b"], peers.hosts["c"]
     peers.send_command("b", "read")
     public = [load_key(peers.key).public.decode()] if has_public_key else []

@@ -20,7 +20,16 @@ from tests.processes import family, is_running
 
 PATIENCE = 40.0  # max_call_extension in tests, so that load on the machine changes no outcome
 PARAMETERS = ["process", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])]
+# Marks a test of code that is the same on every host: `make test` runs the test only with processes.
+nightly_in_containers = pytest.mark.nightly_in_containers
 _FIRST_TRAJECTORIES = itertools.count(0, 10_000)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("nightly_in_containers") and item.get_closest_marker("docker"):
+            item.add_marker(pytest.mark.nightly)
 
 
 class Client:

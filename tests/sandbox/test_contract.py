@@ -7,7 +7,7 @@ import pytest
 from asterism.bus import messages as msg
 from asterism.sandbox.contract import SandboxFailure
 from asterism.sandbox.output_scrubbing import scrub_outcome
-from tests.sandbox.conftest import Client, StartSandbox
+from tests.sandbox.conftest import Client, StartSandbox, nightly_in_containers
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 LIMITS = {"time_limit_s": 0.5, "memory_mib": 128, "output_kib": 4}
@@ -125,6 +125,7 @@ async def test_random_draws_scrubbed_addresses_and_timeouts_are_the_same_in_ever
     assert len({str(outcome) for outcome in runs[0][:3]}) == 3  # each call of each trajectory has its own draws
 
 
+@nightly_in_containers
 async def test_slow_calls_do_not_delay_other_calls(start_sandbox: StartSandbox) -> None:
     """The fast calls end while 64 slow calls occupy all slots."""
     async with start_sandbox(time_limit_s=500) as client:
@@ -139,6 +140,7 @@ async def test_slow_calls_do_not_delay_other_calls(start_sandbox: StartSandbox) 
         )
 
 
+@nightly_in_containers
 async def test_the_time_limit_counts_from_the_start_of_a_call_without_queueing(client: Client) -> None:
     """200 calls of 0.25 s share little more than 64 slots, so that the last call waits longer than 0.5 s."""
     results = await asyncio.gather(*[client.program("import time; time.sleep(0.25)") for _ in range(200)])

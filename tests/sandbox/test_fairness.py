@@ -15,7 +15,7 @@ from asterism.configs.schema.machines import SandboxConfig
 from asterism.sandbox.contract import CodeResult
 from asterism.sandbox.inside.wire.command import build_python_command
 from tests.processes import family
-from tests.sandbox.conftest import Client, StartSandbox, get_text, list_call_cgroups
+from tests.sandbox.conftest import Client, StartSandbox, get_text, list_call_cgroups, nightly_in_containers
 from tests.sandbox.greedy import GREEDY, PREAMBLE, REPRESENTATIVES
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
@@ -103,6 +103,7 @@ async def test_a_refused_fork_fails_only_its_call(start_scarce: StartSandbox) ->
         assert client.sandbox.server_pids == servers
 
 
+@nightly_in_containers
 async def test_idle_notebooks_are_evicted_for_calls_that_cannot_start(start_scarce: StartSandbox) -> None:
     async with start_scarce() as client:
         for trajectory in range(20):

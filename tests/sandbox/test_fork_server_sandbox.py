@@ -12,7 +12,7 @@ from asterism.bus.process.scratch_lock import remove_stale_scratch
 from asterism.configs.schema.machines import SandboxConfig as SandboxConfig
 from asterism.sandbox.contract import CodeResult, SandboxFailure
 from tests.processes import family, is_running
-from tests.sandbox.conftest import Client, StartSandbox, open_sandbox
+from tests.sandbox.conftest import Client, StartSandbox, nightly_in_containers, open_sandbox
 from tests.sandbox.executors import kill_an_executor
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
@@ -34,6 +34,7 @@ async def test_calls_fail_once_when_their_fork_server_exits_and_the_next_call_ru
         assert [pid for pid in before if is_running(pid)] == []
 
 
+@nightly_in_containers
 async def test_every_fork_server_that_exits_is_replaced_by_one_server(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(fork_servers=1) as client:
         for _ in range(3):
@@ -44,6 +45,7 @@ async def test_every_fork_server_that_exits_is_replaced_by_one_server(start_sand
             assert len(client.sandbox.server_pids) == 1
 
 
+@nightly_in_containers
 async def test_an_unreadable_ground_truth_is_an_infrastructure_failure(client: Client) -> None:
     with pytest.raises(SandboxFailure, match="ground truth cannot be read"):
         await client.grade("x+1", "")
@@ -51,6 +53,7 @@ async def test_an_unreadable_ground_truth_is_an_infrastructure_failure(client: C
     assert (await client.grade("x+1", "1+x")).correct
 
 
+@nightly_in_containers
 async def test_queued_calls_run_after_the_exit_of_the_fork_server(client: Client) -> None:
     calls = [asyncio.create_task(client.program("import time; time.sleep(0.3)")) for _ in range(200)]
     await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
@@ -64,6 +67,7 @@ async def test_queued_calls_run_after_the_exit_of_the_fork_server(client: Client
     assert {type(result.outcome) for result in answered} == {CodeOk}
 
 
+@nightly_in_containers
 async def test_a_comparison_beyond_its_limits_is_wrong_and_delays_no_other_comparison(client: Client) -> None:
     bombs = ["(x+1)^{99999}+(x+2)^{99999}", "(x+y+z+w)^{900}", "(x+1)^{-3000}+(x+2)^{-3000}", "+".join(["x^{2}"] * 400)]
     exploding = [asyncio.create_task(client.grade(bomb, "y+1")) for bomb in bombs]
@@ -74,6 +78,7 @@ async def test_a_comparison_beyond_its_limits_is_wrong_and_delays_no_other_compa
         await client.grade("y", "{" * 1000 + "x" + "}" * 1000)
 
 
+@nightly_in_containers
 async def test_gradings_succeed_after_a_grader_hangs_or_is_killed(client: Client) -> None:
     assert (await client.grade("x+1", "1+x")).correct
     for number in (signal.SIGSTOP, signal.SIGKILL):

@@ -12,7 +12,7 @@ from asterism.bus.messages import CodeOutcome, CodeOutOfMemory
 from asterism.sandbox.contract import SandboxFailure
 from asterism.sandbox.isolation import format_isolation
 from tests.processes import family
-from tests.sandbox.conftest import PARAMETERS, Client, StartSandbox, get_text, lend, open_sandbox
+from tests.sandbox.conftest import PARAMETERS, Client, StartSandbox, get_text, lend, nightly_in_containers, open_sandbox
 from tests.sandbox.kernel_counters import COUNTERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
@@ -152,6 +152,7 @@ async def test_a_program_beyond_its_share_is_killed_if_calls_share_a_user(sharin
     assert await run_innocents(sharing_client, innocent) == ["right\n"] * 6
 
 
+@nightly_in_containers
 @pytest.mark.parametrize("counter", EACH_COUNTER)
 async def test_greedy_notebooks_are_killed_if_calls_share_a_user(sharing_client: Client, counter: str) -> None:
     await meet_idle_notebooks(sharing_client, counter, 0.5)  # by then, the fork server has checked the idle notebooks

@@ -14,7 +14,7 @@ from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
 from asterism.sandbox.hosts.docker.docker_host import ContainerHost
 from asterism.sandbox.hosts.local_host import LocalHost
 from tests.processes import family, wait_for_end
-from tests.sandbox.conftest import Client, StartSandbox
+from tests.sandbox.conftest import Client, StartSandbox, nightly_in_containers
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
@@ -51,10 +51,21 @@ ENDINGS: dict[str, tuple[str, CodeOutcome | type[CodeOutcome]]] = {
 FORK_BOMB = {
     "forks without end": ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", CodeTimedOut)
 }
+IN_CONTAINERS = ("loops", "os._exit", "signals all processes")
+HARMS = {
+    "no worker": f"{SHARED}shared[:] = bytes(len(shared))\nos.kill(os.getpid(), 9)",
+    "wrong worker": f"{SHARED}shared[:] = b'\\xff' * len(shared)\nos.kill(os.getpid(), 9)",
+    "no shared memory": f"{SHARED}shared.close()",
+    "all processes killed": "os.kill(-1, 9)\nos._exit(1)",
+    "noise on the socket": "os.write(3, b'x' * 1000)",
+    "stopped checkpoint": "for pid in range(2, 64):\n    if pid != os.getpid():\n        try: os.kill(pid, 19)\n        except OSError: pass\nos._exit(1)",
+}
 WITHOUT_NAMESPACES = ("loops", "os._exit", "kills itself", "closes its socket", "leaves only a fork")
 
 
-@pytest.mark.parametrize("name", ENDINGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[nightly_in_containers] * (name not in IN_CONTAINERS)) for name in ENDINGS]
+)
 async def test_a_crashed_cell_does_not_change_the_state(client: Client, name: str) -> None:
     code, ending = ENDINGS[name]
     dies = f"import sys\nprint('out')\nprint('err', file=sys.stderr)\nkept.append('lost')\nt = 0\n{code}"
@@ -71,7 +82,8 @@ async def test_a_crashed_cell_does_not_change_the_state(client: Client, name: st
     ("limits", "names"),
     [
         ({"namespaces": "off"}, WITHOUT_NAMESPACES),
-        ({"max_call_extension": 6.0}, FORK_BOMB),  # its processes wait for each other until the end of the extension
+        # Its processes wait for each other until the end of the extension.
+        pytest.param({"max_call_extension": 6.0}, FORK_BOMB, marks=nightly_in_containers),
     ],
     ids=["without namespaces", "fork bomb"],
 )
@@ -88,6 +100,7 @@ async def test_with_other_limits_a_crashed_cell_does_not_change_the_state(
             assert await client.printed(INSPECT) == before, name
 
 
+@nightly_in_containers
 async def test_a_cell_keeps_its_effects_before_an_error(client: Client) -> None:
     await client.printed(SETUP)
     before = await client.printed("t")
@@ -99,16 +112,8 @@ async def test_a_cell_keeps_its_effects_before_an_error(client: Client) -> None:
 @pytest.mark.parametrize(
     "harm",
     [
-        f"{SHARED}shared[:] = bytes(len(shared))\nos.kill(os.getpid(), 9)",
-        f"{SHARED}shared[:] = b'\\xff' * len(shared)\nos.kill(os.getpid(), 9)",
-        f"{SHARED}shared.close()",
-        "os.kill(-1, 9)\nos._exit(1)",
-        "os.write(3, b'x' * 1000)",
-        "for pid in range(2, 64):\n    if pid != os.getpid():\n        try: os.kill(pid, 19)\n        except OSError: pass\nos._exit(1)",
-    ],
-    ids=[
-        *("no worker", "wrong worker", "no shared memory", "all processes killed", "noise on the socket"),
-        "stopped checkpoint",
+        pytest.param(code, id=name, marks=[nightly_in_containers] * (name != "all processes killed"))
+        for name, code in HARMS.items()
     ],
 )
 async def test_a_cell_that_damages_its_notebook_loses_no_variables_and_affects_no_other_notebook(
@@ -126,6 +131,7 @@ async def test_a_cell_that_damages_its_notebook_loses_no_variables_and_affects_n
     assert await client.printed(INSPECT, trajectory=1) == neighbour
 
 
+@nightly_in_containers
 async def test_a_cell_that_kills_only_its_checkpoint_continues(client: Client) -> None:
     kills = "for pid in range(2, 64):\n    if pid != os.getpid():\n        try: os.kill(pid, 9)\n        except OSError: pass\n"
     await client.printed(f"import os\n{SETUP}")
@@ -137,6 +143,7 @@ async def test_a_cell_that_kills_only_its_checkpoint_continues(client: Client) -
     assert await client.printed(INSPECT) == before
 
 
+@nightly_in_containers
 async def test_cells_without_a_checkpoint_are_replayed(client: Client) -> None:
     """Pure cells make no checkpoint; the cells before the pure cells make a checkpoint."""
     await client.printed(SETUP)
@@ -153,6 +160,7 @@ async def test_cells_without_a_checkpoint_are_replayed(client: Client) -> None:
     assert await client.printed(INSPECT) == before
 
 
+@nightly_in_containers
 async def test_a_long_notebook_continues_after_many_crashed_cells(client: Client) -> None:
     await client.printed(SETUP + "\nimport os, math\ntotal = 0\ndef add(n):\n    global total\n    total += n")
     before = await client.printed(INSPECT)
@@ -183,6 +191,7 @@ async def test_processes_of_a_crashed_cell_are_killed_and_earlier_processes_cont
     assert await client.printed(INSPECT) == before
 
 
+@nightly_in_containers
 async def test_a_child_process_stays_with_the_notebook_until_it_is_reaped(start_sandbox: StartSandbox) -> None:
     start = (
         "import subprocess, sys\nchild = subprocess.Popen([sys.executable, '-c', 'print(input())'], "
@@ -197,6 +206,7 @@ async def test_a_child_process_stays_with_the_notebook_until_it_is_reaped(start_
         assert await client.printed("child.communicate('again')[0]") == "'again\\n'\n"
 
 
+@nightly_in_containers
 async def test_threads_timers_and_the_process_id_persist_between_cells(client: Client) -> None:
     await client.printed("import os, signal, threading\npid = os.getpid()\nstop = threading.Event()")
     await client.printed("waiting = threading.Thread(target=stop.wait)\nwaiting.start()")
@@ -211,6 +221,7 @@ async def test_threads_timers_and_the_process_id_persist_between_cells(client: C
     assert await client.printed("os.getpid() == pid") == "True\n"
 
 
+@nightly_in_containers
 async def test_a_checkpoint_is_not_a_child_of_the_code(client: Client) -> None:
     await client.printed("import os, math")
     for code in ("os.wait()", "os.waitpid(-1, 0)"):
@@ -219,6 +230,7 @@ async def test_a_checkpoint_is_not_a_child_of_the_code(client: Client) -> None:
         assert outcome.error == "ChildProcessError: [Errno 10] No child processes"
 
 
+@nightly_in_containers
 async def test_signals_to_a_crashed_cell_are_not_sent_to_the_next_cell(client: Client) -> None:
     await client.printed("import os, signal\nseen = []\nsignal.signal(signal.SIGTERM, lambda *_: seen.append(1))")
     outcome = (await client.cell("os.kill(-1, 15)\nos.kill(os.getpid(), 15)\nprint(seen)\nos._exit(1)")).outcome
@@ -236,6 +248,7 @@ async def test_memory_of_a_checkpoint_does_not_count_as_memory_of_the_cell(clien
     assert await client.printed("x[0], x[-4096]") == "(98, 98)\n"
 
 
+@nightly_in_containers
 async def test_notebooks_over_the_limit_keep_their_variables(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(max_live_notebooks=2) as client:
         for trajectory in range(5):
@@ -254,6 +267,7 @@ def open_pidfds(sandbox: ForkServerSandbox, name: str) -> list[int]:
     return pidfds
 
 
+@nightly_in_containers
 async def test_under_memory_pressure_idle_notebooks_lose_their_processes_but_no_variables(
     start_sandbox: StartSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from asterism.configs.schema.machines import SandboxConfig as SandboxConfig
 from asterism.sandbox.contract import SandboxFailure
 from asterism.sandbox.preloads import Preload
 from tests.processes import family, is_running, list_children, process_state
-from tests.sandbox.conftest import Client, StartSandbox, wait_for_outcome
+from tests.sandbox.conftest import Client, StartSandbox, nightly_in_containers, wait_for_outcome
 
 pytestmark = [pytest.mark.real_clock, pytest.mark.slow]
 _SPARE = 3
@@ -98,6 +98,7 @@ async def test_each_trajectory_gets_its_own_spare_notebook(client: Client) -> No
     assert texts == [f"({number}, ['f{number}'])\n" for number in range(2 * _SPARE)]
 
 
+@nightly_in_containers
 async def test_used_and_killed_spare_notebooks_are_replaced(client: Client) -> None:
     first = await find_spare_processes(client, _SPARE)
     for pid in first:
@@ -109,6 +110,7 @@ async def test_used_and_killed_spare_notebooks_are_replaced(client: Client) -> N
     assert await find_spare_processes(client, _SPARE, replaced=second)
 
 
+@nightly_in_containers
 async def test_a_spare_notebook_without_its_worker_runs_its_first_cell(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(spare_notebooks=1) as client:
         (spare,) = await find_spare_processes(client, 1)
@@ -118,7 +120,12 @@ async def test_a_spare_notebook_without_its_worker_runs_its_first_cell(start_san
 
 
 @pytest.mark.parametrize(
-    ("preload", "namespaces"), [("bare", "auto"), ("numpy", "auto"), ("scientific", "auto"), ("bare", "off")]
+    ("preload", "namespaces"),
+    [
+        ("bare", "auto"),
+        *[pytest.param(*each, marks=nightly_in_containers) for each in (("numpy", "auto"), ("scientific", "auto"))],
+        pytest.param("bare", "off", marks=nightly_in_containers),
+    ],
 )
 async def test_a_cell_runs_in_the_same_environment_in_a_spare_notebook(
     start_sandbox: StartSandbox, preload: Preload, namespaces: str
@@ -134,6 +141,7 @@ async def test_a_cell_runs_in_the_same_environment_in_a_spare_notebook(
         assert printed[0] == printed[1]
 
 
+@nightly_in_containers
 async def test_a_first_cell_that_kills_its_process_leaves_an_empty_notebook(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(spare_notebooks=1) as client:
         (spare,) = await find_spare_processes(client, 1)
@@ -144,6 +152,7 @@ async def test_a_first_cell_that_kills_its_process_leaves_an_empty_notebook(star
         await wait_for_ends(client, [spare])
 
 
+@nightly_in_containers
 async def test_ended_spare_notebooks_leave_no_process_and_return_after_the_pause(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(spare_notebooks=_SPARE) as client:
         assert await client.printed("x = 1\nx", 7) == "1\n"
@@ -163,6 +172,7 @@ async def test_ended_spare_notebooks_leave_no_process_and_return_after_the_pause
         assert list_spare_processes(client) == []
 
 
+@nightly_in_containers
 async def test_a_full_machine_ends_spare_notebooks_and_keeps_notebooks_in_use(
     start_sandbox: StartSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +190,7 @@ async def test_a_full_machine_ends_spare_notebooks_and_keeps_notebooks_in_use(
         assert is_running(kept)
 
 
+@nightly_in_containers
 async def test_a_killed_fork_server_leaves_no_spare_notebook_and_the_next_server_forks_new_notebooks(
     start_sandbox: StartSandbox,
 ) -> None:

@@ -15,7 +15,7 @@ from asterism.sandbox.contract import CodeResult, SandboxFailure
 from asterism.sandbox.inside.wire.call_wire import STARVED_CAUSE
 from asterism.sandbox.inside.wire.frames import Frame
 from asterism.sandbox.pool.fork_server_client import ForkServerClient
-from tests.sandbox.conftest import Client, StartSandbox
+from tests.sandbox.conftest import Client, StartSandbox, nightly_in_containers
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
@@ -73,13 +73,15 @@ async def test_on_a_starved_machine_no_innocent_call_is_a_mistake_of_the_model(s
         assert await run_all(client, INNOCENTS, 1) == {(name, CodeOk.__name__): 2 for name in INNOCENTS}
 
 
+@nightly_in_containers
 async def test_endless_code_next_to_endless_code_is_a_mistake_of_the_model(start_sandbox: StartSandbox) -> None:
     """Load of other calls in the sandbox is not load from outside."""
-    async with start_sandbox(time_limit_s=0.5, fork_servers=2) as client:
+    async with start_sandbox(time_limit_s=0.3, fork_servers=2) as client:
         ends = await run_all(client, ENDLESS, 2)
     assert ends == {(name, CodeTimedOut.__name__): 4 for name in ENDLESS}
 
 
+@nightly_in_containers
 @pytest.mark.parametrize("num_starved", [1, 2])
 async def test_a_starved_call_runs_again_once_and_then_fails(
     start_sandbox: StartSandbox, num_starved: int, monkeypatch: pytest.MonkeyPatch

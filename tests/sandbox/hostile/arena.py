@@ -16,7 +16,7 @@ from tests.sandbox.hostile.record import Form, Hostile
 
 LIMITS: dict[str, Any] = {
     # Fork bombs run until the end of the extension.
-    **{"max_call_extension": 16.0, "memory_mib": 128, "max_processes": 16, "file_mib": 4, "output_kib": 64},
+    **{"max_call_extension": 20.0, "memory_mib": 128, "max_processes": 16, "file_mib": 4, "output_kib": 64},
     "fork_servers": 1,
     "container_memory_mib": 2048,
     "notebook_memory_share": 1.0,  # no notebook is evicted, even on a full machine

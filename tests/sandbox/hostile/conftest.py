@@ -25,7 +25,7 @@ PARAMETERS = [
 
 
 # Number of concurrent programs, and the smaller number of programs that use the CPUs until the time limit.
-_AT_A_TIME, _LIMITED_AT_A_TIME = 8, 4
+_AT_A_TIME, _LIMITED_AT_A_TIME = 16, 8
 
 
 @contextlib.contextmanager
@@ -61,7 +61,7 @@ def arena_pair(
     The test file sets the kind of sandbox (ARENA). Only the second arena has a short time limit, because the suite
     spends most of its time in this arena.
     """
-    with open_arenas(loop, request.module.ARENA, tmp_path_factory.mktemp("executor"), 2.0, 0.25) as arenas:
+    with open_arenas(loop, request.module.ARENA, tmp_path_factory.mktemp("executor"), 2.0, 0.2) as arenas:
         yield arenas
 
 

@@ -11,7 +11,7 @@ from asterism.configs.schema.machines import SandboxConfig
 from asterism.sandbox.contract import CodeResult, SandboxFailure
 from asterism.sandbox.select_backend import make_sandbox
 from tests.processes import family, is_running
-from tests.sandbox.conftest import Client, lend
+from tests.sandbox.conftest import Client, lend, nightly_in_containers
 from tests.sandbox.hostile import footprint
 from tests.sandbox.hostile.arena import LIMITS, MAX_REPEATS, Arena
 from tests.sandbox.hostile.catalogue import HOSTILE
@@ -63,6 +63,7 @@ async def send_long_codes(client: Client) -> None:
     assert {repr(result.outcome) for result in ends[40:]} == {repr(CodeOk(Output("1\n")))}
 
 
+@nightly_in_containers
 async def test_a_patched_clock_gives_a_notebook_no_more_time(client: Client) -> None:
     await client.printed("import time\nnow = time.monotonic", 70)
     for fake in ("float('inf')", "float('nan')", "-1e300", "now() + 60", "now() - 60"):
@@ -76,6 +77,7 @@ async def test_a_cell_cannot_answer_a_later_cell(client: Client) -> None:
     assert isinstance((await client.cell("x", 71)).outcome, CodeRaised)
 
 
+@nightly_in_containers
 async def test_a_crash_of_code_during_a_replay_is_not_an_infrastructure_failure(client: Client) -> None:
     """Code must not be able to fake an infrastructure failure."""
 
