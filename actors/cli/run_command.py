@@ -77,7 +77,7 @@ def _run_stages(stages: Stages, selection: StageSelection, console: Console) -> 
 
     sequence = StageSequence(stages, selection, print_line)
     code = sequence.run(run_stage)
-    if code == 0:
+    if code == 0 and any(run.log.curves for _, run in stages):
         for line in list_stage_curve_lines(sequence.folder):
             print_line(line)
     return code
@@ -157,7 +157,7 @@ def _finish_run(
         display.print_line(
             f"{summary['prompts_skipped']} prompts longer than dialogue.prompt_tokens were skipped (see logs/head.jsonl)"
         )
-    for line in list_curve_lines(folder):
+    for line in list_curve_lines(folder) if run.log.curves else ():
         display.print_line(line)
     display.print_line(f"summary: {folder.summary}")
     if unusable is not None:

@@ -231,3 +231,4 @@ class LogConfig(Section, frozen=True):
     compress: bool = True  # compress frames of at least 512 bytes in event logs
     keep_steps: Count = 0  # finished steps to keep in the event logs; 0: all: docs/replay.md
     level: Literal["debug", "info", "warning", "error"] = "info"  # lowest level of the structured logs
+    curves: bool = True  # draw the curves at the end of the run; `asterism report` draws them later

@@ -41,7 +41,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, s
     with (shared / "finished_run.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not printed.exists():
-            printed.write_text(whole_run(runs, *COLD_START, "rl.prompts=8", "rl.rollouts=16")[1])
+            printed.write_text(whole_run(runs, *COLD_START, "rl.prompts=6", "rl.rollouts=8", "log.curves=true")[1])
     return RunFolder(runs / "demo"), printed.read_text()
 
 

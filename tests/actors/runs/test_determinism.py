@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 # settings of a run with a few cold start and RL steps; the policy is sometimes right, and groups are refilled
 STRICT = (
     *("determinism=strict", "sft.steps=2", "sft.batch_size=4"),
-    *("rl.prompts=6", "rl.rollouts=8", "rl.max_refill_groups=6"),
+    *("rl.prompts=4", "rl.rollouts=6", "rl.max_refill_groups=4"),
 )
 
 

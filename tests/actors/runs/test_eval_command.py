@@ -57,7 +57,7 @@ def read_results(folder: RunFolder) -> dict[str, Any]:
 
 class LoggedAnswer(NamedTuple):
     finished: TrajectoryFinished
-    text: str  # text in the last box of the last answer block, or "" without a box
+    text: str  # text in the last box of the last turn, of its last answer block if there is one; "" without a box
 
 
 def read_logged_answers(folder: RunFolder) -> dict[str, list[LoggedAnswer]]:
@@ -75,8 +75,9 @@ def read_logged_answers(folder: RunFolder) -> dict[str, list[LoggedAnswer]]:
 
 def read_answer_text(record: TokenRecord, tokenizer: Tokenizer) -> str:
     ids = array("i", record.token_ids).tolist()[record.prompt_tokens :]
-    blocks = re.findall("<answer>(.*?)</answer>", tokenizer.decode(ids, skip_special_tokens=False), re.DOTALL)
-    boxes = re.findall(r"\\boxed\{([^{}]*)\}", blocks[-1]) if blocks else []
+    turn = tokenizer.decode(ids, skip_special_tokens=False).rpartition("<|im_start|>assistant\n")[2]
+    blocks = re.findall("<answer>(.*?)</answer>", turn, re.DOTALL)
+    boxes = re.findall(r"\\boxed\{([^{}]*)\}", blocks[-1] if blocks else turn)
     return boxes[-1] if boxes else ""
 
 

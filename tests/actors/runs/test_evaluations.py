@@ -77,7 +77,8 @@ def test_only_evaluations_exceed_the_limit_of_training(evaluated: RunFolder) -> 
     assert (max(each.tokens for each in trained), max(each.tokens for each in others)) == (TRAINED, EVALUATED)
     assert "length" in {each.ending for each in trained if each.tokens == TRAINED}
     assert "length" in {each.ending for each in others if each.tokens == EVALUATED}
-    assert all(each.ending != "length" for each in others if each.tokens < EVALUATED)
+    # A result of a call that exceeds the limit can end a shorter response.
+    assert all(each.ending != "length" for each in others if TRAINED <= each.tokens < EVALUATED)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import (
     find_last_complete_step,
     finish,
+    from_cold_start_of,
     is_conserved,
     list_process_ids,
     metrics,
@@ -25,7 +26,7 @@ from tests.chaos.play import find_leftovers
 pytestmark = [pytest.mark.slow, pytest.mark.hosts]
 
 STEPS = 8  # enough steps that the test can stop the learner before the run ends
-SETTINGS = ("sft.steps=0", f"rl.steps={STEPS}", "prepare.parameters.num_sft_dialogues=16", "evaluation.questions=2")
+SETTINGS = (f"rl.steps={STEPS}", "evaluation.questions=2")
 FILE = r"(events|logs|batches|checkpoints)/\S+|(metrics|answers)\.jsonl"
 
 
@@ -33,10 +34,13 @@ FILE = r"(events|logs|batches|checkpoints)/\S+|(metrics|answers)\.jsonl"
     "left_kib",
     [pytest.param(0, id="nothing"), pytest.param(1024, id="less_than_a_checkpoint", marks=pytest.mark.nightly)],
 )
-def test_a_full_disk_ends_the_run_and_it_resumes_with_free_space(tmp_path: Path, left_kib: int) -> None:
+def test_a_full_disk_ends_the_run_and_it_resumes_with_free_space(
+    tmp_path: Path, finished: RunFolder, left_kib: int
+) -> None:
     """The disk fills during training, and any process with open files can be the first to fail."""
+    settings = (*from_cold_start_of(finished), *SETTINGS)
     with SmallDisk(tmp_path, 160) as disk:
-        process = disk.launch(*SETTINGS)
+        process = disk.launch(*settings)
         folder = RunFolder(disk.resolve(tmp_path / "demo"))
         wait_until(lambda: len(metrics(folder, "step")) >= 1, process)
         [learner] = list_process_ids(folder, "learner")
@@ -57,7 +61,7 @@ def test_a_full_disk_ends_the_run_and_it_resumes_with_free_space(tmp_path: Path,
         assert len(metrics(folder, "step")) - last_step in (0, 1, 2)
 
         disk.empty()
-        resumed = disk.launch(*SETTINGS, "--resume")
+        resumed = disk.launch(*settings, "--resume")
         output = succeed(resumed)
         assert f"resuming after step {last_step}" in output
         assert [step["step"] for step in metrics(folder, "step")] == list(range(1, STEPS + 1))

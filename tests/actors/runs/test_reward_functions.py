@@ -97,7 +97,7 @@ def read_regraded(folder: RunFolder, *settings: str, exit_code: int = 0) -> dict
 
 def test_stored_trajectories_are_graded_again_without_an_engine(rewards: str, finished: RunFolder) -> None:
     same = read_regraded(finished)
-    assert same["trajectories"] > 3 * 8 * 16
+    assert same["trajectories"] > 3 * 6 * 8
     assert (same["changed"], same["failed"]) == (0, {})
     functions = set_functions(correct="math", length=f"{rewards}:score_length")
     other = read_regraded(finished, *functions)

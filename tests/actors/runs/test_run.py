@@ -47,7 +47,7 @@ def test_each_started_trajectory_finishes_or_fails(finished: RunFolder) -> None:
     assert is_conserved(summary)
     assert summary["trajectories_failed"] == 0
     assert summary["trajectories_abandoned"] == 0
-    assert summary["trajectories_started"] >= 3 * 8 * 16 + 4 * 6
+    assert summary["trajectories_started"] >= 3 * 6 * 8 + 4 * 6
 
 
 def test_the_phases_of_a_step_add_up(finished: RunFolder) -> None:
@@ -114,13 +114,14 @@ def test_two_executors_share_a_run(start_trained: Start) -> None:
 
 
 def test_a_bfloat16_engines_logprobs_differ_from_the_learners_within_the_stated_bounds(start_trained: Start) -> None:
-    settings = ("engine.dtype=bfloat16", "rl.steps=1", "rl.prompts=8", "rl.rollouts=16", "evaluation.questions=0")
+    settings = ("engine.dtype=bfloat16", "rl.steps=1", "rl.prompts=6", "rl.rollouts=8", "evaluation.questions=0")
     run = start_trained(*settings)
     run.succeed()
     [step] = metrics(run.folder, "step")
     assert step["rows"] > 0
     assert 1e-4 < step["mismatch_mean"] < 0.01  # measured: 0.002 to 0.003; in float32 1e-7
     assert step["mismatch_max"] < 0.3  # measured: 0.09
+    assert not run.folder.curves.exists()  # log.curves is false
 
 
 @pytest.mark.nightly

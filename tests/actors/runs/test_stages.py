@@ -21,8 +21,10 @@ STAGES = """
 [[stages]]
 name = "short"
 dialogue.response_tokens = 96
+log.curves = false
 [[stages]]
 name = "early"
+log.curves = false
 rl.steps = 9
 early_stopping = { window_steps = 1, min_reward_gain = 9.0 }  # holds after step 2
 dialogue.response_tokens = 128
@@ -47,7 +49,8 @@ def start(folder: Path, model: Path, *options: str) -> "subprocess.Popen[str]":
         "sampling.temperature=0.3",
         f'runs_folder="{folder}"',
     )
-    overrides = [flag for setting in settings if not setting.startswith("rl.steps") for flag in ("--set", setting)]
+    own = ("rl.steps", "log.curves")  # keys that the stages set
+    overrides = [flag for setting in settings if not setting.startswith(own) for flag in ("--set", setting)]
     return start_command([*ASTERISM, "run", str(folder / "stages.toml"), *overrides, *options])
 
 
