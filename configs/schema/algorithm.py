@@ -83,9 +83,7 @@ class SftConfig(Section, frozen=True):
 
     data: FilePath = "$RUN/data/sft.jsonl"  # dialogues: docs/data.md
     mixture: tuple[SftFileConfig, ...] = ()  # several files instead of `data`
-    max_bad_rows: Count = (
-        100  # limit of unusable rows per file; they are skipped and counted, and the run ends if there are more
-    )
+    max_bad_rows: Count = 100  # limit of unusable rows per file, which are skipped; more rows end the run
     max_tokens: Count = 0  # limit of a dialogue's tokens; 0: no limit
     too_long: Literal["drop", "truncate"] = "drop"  # drop or truncate dialogues over max_tokens
     steps: Count = 0  # optimizer updates
@@ -145,13 +143,13 @@ class RlConfig(Section, frozen=True):
     # How trajectories begin and advance: "independent", or a policy by import path (examples/rollout_policies.py).
     rollout_policy: ImportPath = "independent"
     group_filter: ImportPath = "unequal_rewards"  # groups to train on, or a function by import path: docs/losses.md
-    # The penalty begins so many tokens before dialogue.response_tokens and grows linearly; 0: no penalty.
+    # Number of tokens before dialogue.response_tokens over which the penalty grows linearly; 0: no penalty.
     overlong_buffer_tokens: Count = 0
     overlong_penalty: PositiveFloat = 1.0  # penalty at the length limit; needs overlong_buffer_tokens
     overlong: Literal["keep", "drop"] = "keep"  # training keeps or drops responses that the length limit ends
     repeated_ngram_tokens: Annotated[int, Meta(ge=0, le=1024)] = 0  # length of the n-grams to count; 0: no filter
     repeated_ngram_limit: PositiveInt = 20  # responses with more occurrences of an n-gram are not trained on
-    max_staleness: Count = 0  # rollouts may be so many versions ahead of the learner: docs/staleness.md
+    max_staleness: Count = 0  # rollouts are at most so many versions ahead of the learner: docs/staleness.md
     stale_tokens: Literal["mask", "drop"] = "mask"  # training masks stale tokens, or drops their trajectories
     # Groups that a step starts, as a multiple of `prompts`; the step uses the first complete ones.
     group_oversampling: Annotated[float, Meta(ge=1, le=1000)] = 1.0
@@ -211,9 +209,9 @@ class RocConfig(Section, frozen=True):
     negatives: Literal["uniform", "first"] = "uniform"  # draw of wrong trajectories
     # Trajectories with a larger reward are positives ("correct"), unless evaluation.success decides.
     positive_above: SignedFloat = 0.0
-    # Number of positives that each group keeps, if it has them; further trajectories of both classes are kept in proportion.
+    # Least number of positives that a group keeps, if it has so many; above it, both classes keep their shares of the group.
     min_positives: Count = 1
-    min_negatives: Count = 1  # number of negatives that each group keeps, if it has them
+    min_negatives: Count = 1  # least number of negatives that a group keeps, if it has so many
     # A weighted draw has the weights 1 / max(penalty, floor): docs/release.md has a table of the effect.
     floor: Annotated[float, Meta(gt=0, le=2)] = 0.1
 
@@ -242,9 +240,7 @@ class EvaluationConfig(Section, frozen=True):
     # Rule for a correct answer: a component ("correct") or a limit ("correct >= 1", "reward > 0.5");
     # empty: a reward above roc.positive_above (docs/rewards.md).
     success: str = ""
-    sampling: Sampling | None = (
-        None  # [sampling] for evaluations that are not greedy; absent keys have the values of [sampling]
-    )
+    sampling: Sampling | None = None  # for evaluations that are not greedy; absent keys: as in [sampling]
     sets: tuple[EvaluationSetConfig, ...] = ()  # sets of questions instead of data.test and tasks[].test
     only: bool = False  # evaluate model.checkpoint and do nothing else: `asterism eval` sets it
 
