@@ -16,6 +16,7 @@ from tests.engine.learner.train_ranks import Outcome, RankScript, make_model, tr
 pytestmark = pytest.mark.slow
 CASES = [*((stage, is_tied) for stage in ("sft", "rl", "recomputed") for is_tied in (True, False)), ("experts", True)]
 FEW_CASES = [("sft", True), ("rl", False), ("recomputed", True), ("experts", True)]
+ONCE = {"activation_checkpointing": "selective", "reduce_gradients": "once"}
 
 
 def differences(one: dict[str, Tensor], other: dict[str, Tensor]) -> tuple[float, float]:
@@ -51,7 +52,8 @@ def list_forms(outcome: Outcome) -> set[tuple[bool, str]]:
 @pytest.mark.parametrize(
     ("ranks", "cases", "options"),
     [
-        (2, FEW_CASES, {"activation_checkpointing": "selective", "reduce_gradients": "once"}),
+        (2, FEW_CASES, ONCE),
+        pytest.param(2, CASES, ONCE, marks=pytest.mark.nightly),
         pytest.param(4, CASES, {"activation_checkpointing": "full"}, marks=pytest.mark.nightly),
         pytest.param(2, CASES, {}, marks=pytest.mark.nightly),
     ],
@@ -100,7 +102,10 @@ def test_two_replicas_of_two_shards_give_the_same_update() -> None:
         assert shares == pytest.approx([0.5] * len(shares), abs=0.01)
 
 
-@pytest.mark.parametrize(("ranks", "is_tied"), [pytest.param(1, True, marks=pytest.mark.nightly), (2, False)])
+@pytest.mark.parametrize(
+    ("ranks", "is_tied"),
+    [(2, False), *(pytest.param(*each, marks=pytest.mark.nightly) for each in [(1, False), (1, True), (2, True)])],
+)
 def test_training_in_bfloat16_has_float32_weights_gradients_and_moments(ranks: int, is_tied: bool) -> None:
     cases = [(stage, is_tied) for stage in ("sft", "recomputed")]  # old log probabilities are equal in both dtypes
     exact, rounded = (make_scripts(cases, dtype=dtype) for dtype in ("float32", "bfloat16"))
