@@ -21,12 +21,6 @@ class UnusableInput(ValueError):
     pass
 
 
-def prefix_key(key: str, message: str) -> str:
-    """Return the message after the key; unchanged if it begins with a key of the same table."""
-    table = key.rpartition(".")[0]
-    return message if table and message.startswith(f"{table}.") else f"{key}: {message}"
-
-
 def format_bytes(num_bytes: float) -> str:
     """Return the size in the largest unit that shows it, such as "1.75 MiB" or "23.54 GiB"."""
     size = abs(num_bytes)

@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
 from asterism.configs.schema.run_config import RunConfig
-from asterism.configs.schema.schema_tree import TASK_NAME_RULE, Section, find_annotation, find_section, is_table_array
+from asterism.configs.schema.schema_tree import (
+    TASK_NAME_PATTERN,
+    TASK_NAME_RULE,
+    Section,
+    find_annotation,
+    find_section,
+    is_table_array,
+)
 from asterism.configs.toml_text import encode_value
 
 _TOML_TYPE_NAMES = {
@@ -48,6 +55,16 @@ def explain_problem(message: str, table: Mapping[str, Any], root: type[Section] 
     return f"`{key_path}`: {problem}" if key_path else problem
 
 
+def prefix_key(key: str, message: str) -> str:
+    """Return the message after the key; unchanged if it begins with another key of the same table.
+
+    A file name, such as data.jsonl for the key data.train, is no key.
+    """
+    table, named = key.rpartition(".")[0], message.partition(":")[0]
+    is_key = table and named.startswith(f"{table}.") and find_annotation(RunConfig, named.split(".")) is not None
+    return message if is_key else f"{key}: {message}"
+
+
 def _partition(message: str) -> tuple[str, str]:
     """Return the problem and the path of the key; the path is empty for the whole table."""
     problem, _, location = message.partition(" - at `$")
@@ -84,7 +101,7 @@ def _contains_key(table: Any, keys: Sequence[str]) -> bool:
 def _describe_expected(problem: str, annotation: object) -> str:
     if problem.startswith("Invalid enum value"):
         return "one of " + ", ".join(format_value(choice) for choice in _list_choices(annotation))
-    if "matching regex" in problem:
+    if TASK_NAME_PATTERN in problem:
         return TASK_NAME_RULE
     wanted = re.match(r"Expected `([^`]*)`(.*?)(, got .*)?$", problem)
     if wanted is None:

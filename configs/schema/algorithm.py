@@ -240,7 +240,7 @@ class EvaluationConfig(Section, frozen=True):
     # Rule for a correct answer: a component ("correct") or a limit ("correct >= 1", "reward > 0.5");
     # empty: a reward above roc.positive_above (docs/rewards.md).
     success: str = ""
-    sampling: Sampling | None = None  # for evaluations that are not greedy; absent keys: as in [sampling]
+    sampling: Sampling | None = None  # applies to evaluations that are not greedy; absent keys are those of [sampling]
     sets: tuple[EvaluationSetConfig, ...] = ()  # sets of questions instead of data.test and tasks[].test
     only: bool = False  # evaluate model.checkpoint and do nothing else: `asterism eval` sets it
 

@@ -18,8 +18,9 @@ SignedFloat = Annotated[float, Meta(ge=-1e9, le=1e9)]
 PositiveFloat = Annotated[float, Meta(gt=0, le=1e9)]
 LearningRate = Annotated[float, Meta(gt=0, le=10)]
 PositiveShare = Annotated[float, Meta(gt=0, le=1)]
-TaskName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
-TASK_NAME_RULE = "a string of letters, digits, `_`, `-` and `.` that begins with a letter or a digit"  # for messages
+TASK_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+TASK_NAME_RULE = "a string of letters, digits, `_`, `-` and `.` that begins with a letter or a digit"
+TaskName = Annotated[str, Meta(pattern=TASK_NAME_PATTERN, max_length=64)]
 Port = Annotated[int, Meta(ge=1024, le=65_535)]
 # A path in a TOML file is relative to that file, a path in an override to the current folder.
 FilePath = Annotated[str, Meta(extra={"is_path": True})]

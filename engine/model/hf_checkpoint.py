@@ -95,7 +95,7 @@ def _iter_blocks(parameter: Tensor) -> Generator[tuple[Tensor, slice]]:
 
 
 def _is_sharded(parameter: Tensor) -> TypeGuard[DTensor]:
-    """Return whether this is a DTensor. None exists before the slow import of its module."""
+    """Return whether this is a DTensor. There is no DTensor before the slow import of its module."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(parameter, module.DTensor)
 

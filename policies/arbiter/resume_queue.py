@@ -1,5 +1,6 @@
-"""The queue of started trajectories that wait for a lease: one heap per engine for trajectories that have a cache there, and
-one heap for evicted trajectories.
+"""The queue of started trajectories that wait for a lease.
+
+Each engine has a heap of the trajectories that it caches; evicted trajectories have a heap of their own.
 
 The heaps delete lazily: an entry that a later push or a withdrawal made stale is dropped when it
 reaches the top.

@@ -21,7 +21,8 @@ from asterism.actors.launch.checks.task_code_checks import (
 )
 from asterism.actors.sinks.contract import check_sinks
 from asterism.configs.choices.engine_kinds import ENGINE_KINDS
-from asterism.configs.errors import UnusableInput, format_bytes, prefix_key
+from asterism.configs.errors import UnusableInput, format_bytes
+from asterism.configs.loading.error_messages import prefix_key
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.tasks import TaskConfig

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from asterism.configs.errors import UnusableInput, prefix_key
+from asterism.configs.errors import UnusableInput
+from asterism.configs.loading.error_messages import prefix_key
 from asterism.configs.loading.secret_references import describe_references
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.tasks import RewardConfig, TaskConfig

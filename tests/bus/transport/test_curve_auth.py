@@ -77,7 +77,7 @@ async def probe_as_stranger(address: TcpAddress, server: ClusterKey | None, own:
 @pytest.mark.slow
 @pytest.mark.parametrize("stranger", ["no_key", "wrong_key", "wrong_cluster"])
 async def test_a_peer_without_a_key_is_counted_and_ignored(tmp_path: Path, cluster: Cluster, stranger: str) -> None:
-    """With the wrong key, the peer knows the cluster's public key and has a key pair of its own."""
+    """A peer with the wrong key knows the cluster's public key and has a key pair of its own."""
     other = make_key(tmp_path / "others")
     server = {"no_key": None, "wrong_key": cluster.key, "wrong_cluster": other}[stranger]
     b = cluster.join("b")

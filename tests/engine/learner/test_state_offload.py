@@ -117,7 +117,7 @@ def read_tensor_files(out: Path, step: int) -> dict[str, bytes]:
 def test_offload_does_not_change_training_and_checkpoints(
     ranks: int, dtype: str, modes: Sequence[str], tmp_path: Path
 ) -> None:
-    """With two ranks, FSDP pads a shard of the 97 rows of the vocabulary.
+    """FSDP pads a shard of the 97 rows of the vocabulary if there are two ranks.
 
     One rank in float32 whose update is in host memory is compared with a model without FSDP.
     """

@@ -134,7 +134,7 @@ async def test_sync_functions_run_one_at_a_time(checkpoint: Path) -> None:
 async def test_a_process_with_many_slow_calls_of_several_functions_is_not_killed(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For 1.8 s no call gets an answer, because the first functions of all calls precede the second functions."""
+    """No call gets an answer for 1.8 s, because the first functions of all calls precede the second functions."""
     monkeypatch.setattr("asterism.tasks.hosting.host_process._HANG_S", 0.25)
     monkeypatch.setattr("asterism.tasks.hosting.host_process._START_LIMIT_S", 60.0)
     async with open_functions(checkpoint, "slow", "do", time_limit_s=1.0) as pool:
