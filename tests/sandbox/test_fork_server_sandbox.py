@@ -91,6 +91,8 @@ def test_no_process_of_the_sandbox_outlives_its_executor_and_the_next_start_remo
     hostile = "import os, ctypes\nctypes.CDLL(None).prctl(1, 0)\nif os.fork(): os.setsid\nwhile True: pass"
     left = kill_an_executor(["x = 1"] * 5, ["while True: pass", hostile], backend="process", time_limit_s=500)
     assert len(left.processes) >= 1 + 1 + 5 + 3  # the namespace's parent, the fork server, 5 notebooks, 3 loops
+    if not left.cgroups:
+        pytest.skip("this machine does not allow cgroups for calls; the processes have been checked")
     assert [folder for folder in left.cgroups if not Path(folder).exists()] == []
     remove_stale_scratch()
     assert [folder for folder in left.cgroups if Path(folder).exists()] == []

@@ -155,4 +155,5 @@ async def test_a_program_beyond_its_share_is_killed_if_calls_share_a_user(sharin
 @nightly_in_containers
 @pytest.mark.parametrize("counter", EACH_COUNTER)
 async def test_greedy_notebooks_are_killed_if_calls_share_a_user(sharing_client: Client, counter: str) -> None:
-    await meet_idle_notebooks(sharing_client, counter, 0.5)  # the fork server checks the idle notebooks within this time
+    # The fork server checks the idle notebooks within this time.
+    await meet_idle_notebooks(sharing_client, counter, 0.5)
