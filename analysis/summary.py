@@ -16,8 +16,8 @@ from asterism.configs.file_manifest import check_file
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.task_inputs import read_task_descriptions
+from asterism.engine.hf.weight_files import count_parameters
 from asterism.engine.learner.checkpoints.best_checkpoint import read_best_checkpoint
-from asterism.engine.model.weight_files import count_parameters
 from asterism.policies.tools.task_description import has_binary_reward
 
 _ISOLATION_LAYERS = ("namespaces", "seccomp", "landlock")

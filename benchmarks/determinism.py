@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.contract import Capacity, GenerationRequest
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.inference.kernels.attention_kernels import select_kernels
 from asterism.engine.inference.kernels.batch_invariance import TILE_ROWS, check_attention, find_batch_invariant_matmul
 from asterism.engine.inference.kernels.matmul import PLAIN, Matmul, build_tiled
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
-from asterism.engine.model.model_config import DecoderConfig
 from asterism.tasks.tiny.prepare import TinyDemo
 from benchmarks.support.benchmark_main import Flag, Options, alternate, benchmark_main
 from benchmarks.support.planned_lengths import VOCABULARY

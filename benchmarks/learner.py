@@ -36,13 +36,13 @@ import torch
 from asterism.configs.schema.algorithm import RlConfig
 from asterism.configs.schema.learner_config import LearnerConfig, LossConfig, MemoryConfig
 from asterism.configs.schema.run_config import RunConfig
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.learner.batches.packing import split_micro_batches
 from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
 from asterism.engine.learner.distributed import RankGroup, join_ranks, leave_ranks
 from asterism.engine.learner.sharding import shard_model
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
-from asterism.engine.model.model_config import DecoderConfig
 from asterism.engine.model.training_flops import count_forward_flops
 from asterism.tasks.tiny.prepare import TinyDemo
 from benchmarks.support.benchmark_main import Flag, Options, benchmark_main, compute_median_ratio

@@ -34,11 +34,11 @@ from torch import Tensor
 from asterism.configs.schema.algorithm import RlConfig
 from asterism.configs.schema.learner_config import LearnerConfig, LossConfig
 from asterism.configs.schema.run_config import RunConfig
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
-from asterism.engine.model.model_config import DecoderConfig
 from asterism.policies.losses.token_scores import compute_token_scores
 from benchmarks.support.benchmark_main import (
     SEED,

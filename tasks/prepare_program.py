@@ -11,7 +11,7 @@ from asterism.configs.loading.error_messages import explain_problem
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.schema_tree import Section
-from asterism.engine.model.model_config import DecoderConfig
+from asterism.engine.hf.model_config import DecoderConfig
 
 PREPARE = "prepare"  # name of the process that runs the program
 KEY = "prepare.import"

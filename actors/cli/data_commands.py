@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the imports take a second, and each command imports this fi
     from collections.abc import Iterator
 
     from asterism.configs.schema.run_config import RunConfig
-    from asterism.engine.model.tokenizer import FastTokenizer
+    from asterism.engine.hf.tokenizer import FastTokenizer
     from asterism.tasks.curation.cleaning import CleanReport
     from asterism.tasks.curation.inspection import FileInspection
     from asterism.tasks.curation.rendering import RenderedRow
@@ -203,7 +203,7 @@ def _download(name: str, folder: Path, patterns: list[str], revision: str | None
 def _render_rows(run: RunConfig, source: Source, name: str, count: int) -> Iterator[RenderedRow]:
     from asterism.actors.launch.checks.task_code_checks import describe_tasks
     from asterism.configs.run_folder import RunFolder
-    from asterism.engine.model.tokenizer import load_tokenizer
+    from asterism.engine.hf.tokenizer import load_tokenizer
     from asterism.tasks.curation.rendering import render_dialogues, render_questions
 
     folder = RunFolder(Path(run.runs_folder) / run.name)

@@ -18,7 +18,7 @@ from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
-from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
+from asterism.engine.hf.tokenizer import FastTokenizer, load_tokenizer
 from asterism.policies.dialogue.chat_format import get_call_format
 from asterism.policies.dialogue.token_text import split_text
 

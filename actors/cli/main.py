@@ -189,7 +189,7 @@ def plan(
 
     Needs only config.json of model.checkpoint. Exit with 1 if something does not fit.
     """
-    from asterism.actors.cli.plan_command import PlanOptions, print_plan
+    from asterism.actors.cli.planning.plan_command import PlanOptions, print_plan
 
     sizes = gpu_memory_gib, host_memory_gib, shared_memory_gib, disk_gib
     options = PlanOptions(gpu, gpus, nodes, *sizes, mfu, mean_tokens_share, gpu_reserve_gib, measure, json_file)
@@ -252,7 +252,7 @@ def simulate(
 
     The table shows makespan, utilization, waits and two lower bounds.
     """
-    from asterism.actors.cli.simulate_command import SimulateOptions, simulate_workload
+    from asterism.actors.cli.planning.simulate_command import SimulateOptions, simulate_workload
 
     options = SimulateOptions(workload, policies, seed, scale, step, cluster, json_file, picture, run)
     simulate_workload(options, make_console())

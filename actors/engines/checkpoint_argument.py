@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder, StagesFolder
+from asterism.engine.hf.weight_files import list_weight_files
 from asterism.engine.learner.checkpoints.best_checkpoint import get_best_checkpoint_path, read_best_checkpoint
 from asterism.engine.learner.checkpoints.checkpoint_folders import CHECKPOINT_NAME
-from asterism.engine.model.weight_files import list_weight_files
 
 RUNS_FOLDER = "runs"
 _LAST, _BEST = "last", "best"

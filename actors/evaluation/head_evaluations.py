@@ -20,7 +20,7 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.algorithm import EvaluationSetConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.task_inputs import read_task_descriptions
-from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.engine.hf.tokenizer import load_tokenizer
 from asterism.policies.groups.evaluation_questions import EvaluationQuestions
 from asterism.policies.step_metrics import compute_component_metrics, name_ratios
 from asterism.policies.task_counts import add_components, compute_answer_ratios, drop_undefined

@@ -18,7 +18,7 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.algorithm import EvaluationSetConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.data_files import list_data_files
-from asterism.engine.model.weight_files import list_weight_files
+from asterism.engine.hf.weight_files import list_weight_files
 
 
 class Provenance(msgspec.Struct, frozen=True):

@@ -31,7 +31,7 @@ from asterism.engine.data.task_inputs import (
     get_row_layout,
     read_task_descriptions,
 )
-from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
+from asterism.engine.hf.tokenizer import FastTokenizer, load_tokenizer
 from asterism.policies.arbiter.arbiter import Arbiter
 from asterism.policies.decider import Decider
 from asterism.policies.evaluation_recipe import EvaluationRecipe

@@ -16,7 +16,7 @@ before it frees the tensors above. tests/analysis/planning compares these number
 from typing import NamedTuple
 
 from asterism.configs.schema.learner_config import Checkpointing
-from asterism.engine.model.model_config import DecoderConfig
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.policies.losses.logits_chunks import EAGER_LOGITS, FUSED_LOGITS, count_chunk_tokens
 
 FLOAT32_BYTES = 4

@@ -12,9 +12,9 @@ from asterism.analysis.planning.learner_memory import (
 )
 from asterism.analysis.planning.plan_inputs import GIB, SEQUENCE_KEYS, PlanInputs
 from asterism.analysis.planning.resources import PlanItem, PlannedCount, PlannedResource
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.inference.buffer_sizes import PAGE_TOKENS_STEP, BufferShape, count_buffer_bytes
 from asterism.engine.learner.batches.sample_files import BYTES_PER_TOKEN
-from asterism.engine.model.model_config import DecoderConfig
 from asterism.engine.weight_transfer.published_bytes import (
     count_folder_bytes,
     count_folders,

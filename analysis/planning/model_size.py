@@ -4,7 +4,7 @@ from collections import defaultdict
 from math import prod
 from typing import NamedTuple
 
-from asterism.engine.model.model_config import DecoderConfig
+from asterism.engine.hf.model_config import DecoderConfig
 
 LAYER_PREFIX = "model.layers."
 

@@ -12,8 +12,8 @@ from asterism.analysis.simulation.cluster_model import A100, H100, H200, MI300X,
 from asterism.configs.choices.engine_kinds import ENGINE_KINDS
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.schema_tree import replace_keys
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.model.lora_options import count_adapter_parameters, get_lora_options
-from asterism.engine.model.model_config import DecoderConfig
 
 GIB = 2**30
 VALUE_BYTES = {"float32": 4, "bfloat16": 2}

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from asterism.analysis.planning.memory_plan import compute_cache_tokens
 from asterism.analysis.planning.plan_inputs import PlanInputs
 from asterism.analysis.simulation.cluster_model import GpuSpec, ModelShape, StepCostModel, estimate_roofline_cost
-from asterism.engine.model.model_config import DecoderConfig
+from asterism.engine.hf.model_config import DecoderConfig
 
 _FLOPS_PER_PARAMETER = 6  # forward 2, backward 4
 _FLOPS_PER_PAIR = 12  # FLOPs of a query-key pair, per layer and head value: two products, three passes

@@ -21,7 +21,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from asterism.engine.model.model_config import DecoderConfig
+from asterism.engine.hf.model_config import DecoderConfig
 from benchmarks.support.benchmark_main import HIDDEN, Flag, Options, benchmark_main, choose_names
 
 _ROOT = Path(__file__).parents[2]

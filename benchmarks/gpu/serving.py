@@ -15,9 +15,9 @@ import torch
 from structlog.testing import capture_logs
 
 from asterism.analysis.planning.model_size import measure_model
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.learner.weight_publisher import WeightPublisher
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.model_config import DecoderConfig
 from benchmarks.gpu.process_group import MEMORY_VARIABLE
 from benchmarks.gpu.result_file import Figures, has_failed, measure_parts
 from benchmarks.gpu.training import measure_seconds, synchronize

@@ -14,6 +14,7 @@ from asterism.configs.schema.algorithm import RlConfig
 from asterism.configs.schema.learner_config import Checkpointing, LearnerConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.schema_tree import replace_keys
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.learner.batches.load_metrics import GIB, measure_peak_memory, reset_peak_memory
 from asterism.engine.learner.batches.packing import split_micro_batches
 from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
@@ -22,7 +23,6 @@ from asterism.engine.learner.sharding import shard_model
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.compiled_parts import compile_head_kernels
-from asterism.engine.model.model_config import DecoderConfig
 from asterism.engine.model.training_flops import count_forward_flops
 from asterism.policies.losses.token_scores import EAGER_KERNELS, ScoredTokens, compute_token_scores
 from benchmarks.support.engine_rate import fill_randomly

@@ -20,9 +20,9 @@ from structlog.testing import capture_logs
 from torch import Tensor
 
 from asterism.bus.messages import WeightsPublished
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.inference.fused_weights import FusedWeights
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.model_config import DecoderConfig
 from asterism.engine.weight_transfer.memory_sharing import CudaSharing, MemorySharing, SharedBuffer
 from asterism.engine.weight_transfer.published_loader import PublishedLoader
 from benchmarks.gpu.training import synchronize

@@ -13,9 +13,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from asterism.engine.contract import Capacity, GenerationRequest
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.model_config import DecoderConfig
 
 PROMPT_TOKENS = 256
 _PAGE_TOKENS = 256  # GPU kernels read pages of this size in place

@@ -9,6 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from asterism.bus.messages import WeightsPublished
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.inference.fused_weights import FusedWeights
 from asterism.engine.learner.adapters.adapted_model import initialize_adapters
 from asterism.engine.learner.adapters.adapter_publisher import AdapterPublisher
@@ -16,7 +17,6 @@ from asterism.engine.learner.weight_publisher import WeightPublisher
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.lora_linear import add_adapters
 from asterism.engine.model.lora_options import ATTENTION_TARGETS, MLP_TARGETS, LoraOptions
-from asterism.engine.model.model_config import DecoderConfig
 from asterism.engine.weight_transfer.published_loader import PublishedLoader
 
 FULL = DecoderConfig(

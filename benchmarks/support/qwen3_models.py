@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from asterism.engine.model.model_config import DecoderConfig
+from asterism.engine.hf.model_config import DecoderConfig
 
 
 def make_fields(

@@ -47,12 +47,12 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.contract import Capacity, GenerationRequest
 from asterism.engine.data.task_inputs import write_task_descriptions
+from asterism.engine.hf.tokenizer import load_tokenizer
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_rl_sequence
 from asterism.engine.learner.distributed import RankGroup, gather_full_parameters
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.hf_checkpoint import load_model
-from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.policies.decider import Send
 from asterism.policies.groups.group_buffer import GroupBuffer
 from asterism.policies.rollout.rollout import Rollout

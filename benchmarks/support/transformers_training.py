@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.learner.batches.training_sequence import TrainingSequence
-from asterism.engine.model.model_config import DecoderConfig
 
 IGNORED = -100  # label of a token without loss
 

@@ -17,7 +17,7 @@ from asterism.engine.data.data_files import RowFields
 from asterism.engine.data.dialogue_calls import CallReader, DialogueCall
 from asterism.engine.data.dialogue_messages import DialogueMessage
 from asterism.engine.data.result_order import list_call_ids, order_results, require_no_calls
-from asterism.engine.model.family_renderer import CalledTool, FamilyRenderer, build_call_id, describe_tools
+from asterism.engine.hf.family_renderer import CalledTool, FamilyRenderer, build_call_id, describe_tools
 from asterism.policies.dialogue.call_blocks import iter_call_blocks, replace_call_blocks
 from asterism.policies.dialogue.json_calls import JSON_CALLS
 

@@ -13,8 +13,8 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.tasks import TaskConfig
 from asterism.engine.data.datasets import DatasetProblem, RowLayout
 from asterism.engine.data.family_dialogues import FamilyDialogues
-from asterism.engine.model.family_renderer import build_family_renderer
-from asterism.engine.model.tokenizer import FastTokenizer
+from asterism.engine.hf.family_renderer import build_family_renderer
+from asterism.engine.hf.tokenizer import FastTokenizer
 from asterism.policies.dialogue.chat_format import DialogueFormat, build_dialogue_format
 from asterism.policies.dialogue.dialogue_renderer import ChatMLRenderer, DialogueRenderer
 from asterism.policies.rollout.trajectory import Rules

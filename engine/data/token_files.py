@@ -28,7 +28,7 @@ from asterism.configs.schema.algorithm import SftConfig, SftFileConfig
 from asterism.engine.data.data_files import BadRows, DatasetError, list_data_files
 from asterism.engine.data.family_dialogues import NO_FAMILIES, FamilyDialogues
 from asterism.engine.data.sft_dialogues import TokenizedDialogue, describe_bad_rows, iter_sft_dialogues
-from asterism.engine.model.tokenizer import FastTokenizer
+from asterism.engine.hf.tokenizer import FastTokenizer
 from asterism.policies.dialogue.chat_format import DialogueFormat
 
 _LAYOUT = b"asterism token file 2"

@@ -23,9 +23,9 @@ from asterism.engine.export.served_tokenizer import (
     build_tokenizer_config,
     find_marks,
 )
-from asterism.engine.model.family_renderer import FamilyRenderer
-from asterism.engine.model.tokenizer import load_tokenizer
-from asterism.engine.model.weight_files import read_json_object
+from asterism.engine.hf.family_renderer import FamilyRenderer
+from asterism.engine.hf.tokenizer import load_tokenizer
+from asterism.engine.hf.weight_files import read_json_object
 from asterism.policies.dialogue.chat_format import PROTOCOL_TAGS, TURN_END, DialogueFormat
 from asterism.policies.dialogue.chat_template import OPENING_TAG, build_chat_template, build_family_template
 from asterism.policies.tools.task_description import TaskDescription

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from asterism.configs.atomic_write import replacing_folder
-from asterism.engine.model.model_config import DecoderConfig
-from asterism.engine.model.tokenizer import load_tokenizer
-from asterism.engine.model.weight_files import read_json_object
+from asterism.engine.hf.model_config import DecoderConfig
+from asterism.engine.hf.tokenizer import load_tokenizer
+from asterism.engine.hf.weight_files import read_json_object
 from asterism.policies.dialogue.chat_format import TURN_END
 
 TOKENIZER_FILES = (

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from asterism.engine.model.tokenizer import FastTokenizer
-from asterism.engine.model.weight_files import read_json_object
+from asterism.engine.hf.tokenizer import FastTokenizer
+from asterism.engine.hf.weight_files import read_json_object
 from asterism.policies.dialogue.chat_template import TemplateMarks
 
 BOUNDARY, HIDDEN = "\ue0f0\ue0f2", "\ue0f0\ue0f1"
@@ -65,7 +65,7 @@ def _list_hidden(added: Any) -> list[tuple[str, str]]:
 
 
 def _is_protected(token: Mapping[str, Any]) -> bool:
-    """Return whether asterism.engine.model.tokenizer marks this token as special in untrusted text."""
+    """Return whether asterism.engine.hf.tokenizer marks this token as special in untrusted text."""
     return token["special"] or _is_tag(token["content"])
 
 

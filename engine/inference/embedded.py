@@ -21,6 +21,8 @@ from asterism.engine.contract import (
     TokenListener,
     check_request,
 )
+from asterism.engine.hf.model_config import DecoderConfig
+from asterism.engine.hf.tokenizer import check_vocabulary, load_tokenizer
 from asterism.engine.inference.cuda_graphs import CudaGraphCapture
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.inference.engine_thread import EngineThread, FutureResolution, NewTokens
@@ -34,8 +36,6 @@ from asterism.engine.inference.kernels.matmul import PLAIN, Matmul
 from asterism.engine.model.experts import supports_grouped_mm
 from asterism.engine.model.hf_checkpoint import load_model
 from asterism.engine.model.lora_options import LoraOptions
-from asterism.engine.model.model_config import DecoderConfig
-from asterism.engine.model.tokenizer import check_vocabulary, load_tokenizer
 from asterism.engine.weight_transfer.published_loader import PublishedLoader
 
 Result = TypeVar("Result")

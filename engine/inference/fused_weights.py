@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.model_config import DecoderConfig
 
 
 class MlpWeights(NamedTuple):

@@ -7,11 +7,11 @@ import structlog
 from asterism.configs.file_manifest import DamagedFile
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
+from asterism.engine.hf.tokenizer import check_vocabulary, load_tokenizer
 from asterism.engine.learner.adapters.policy_models import PolicyModels
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.tokenizer import check_vocabulary, load_tokenizer
 
 
 class PolicyTrainers:

@@ -21,12 +21,12 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from asterism.configs.schema.learner_config import LearnerConfig
+from asterism.engine.hf.model_config import DecoderConfig, load_model_config
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.hf_checkpoint import fill_parameters
 from asterism.engine.model.lora_linear import add_adapters, list_base_parameters
 from asterism.engine.model.lora_options import LoraOptions
-from asterism.engine.model.model_config import DecoderConfig, load_model_config
 
 
 def load_sharded_model(

@@ -1,1 +1,1 @@
-"""The model architecture, its tokenizer, low-rank adapters and the transformers checkpoint format."""
+"""The layers of a model, low-rank adapters, and models loaded from transformers folders."""

@@ -1,4 +1,4 @@
-"""The decoder-only architectures of engine/model/architectures.py for training, with transformers' parameter names.
+"""The decoder-only architectures of engine/hf/architectures.py for training, with transformers' parameter names.
 
 The embedded engine decodes with the same weights (engine/inference/decoder.py). Tests compare both
 with transformers.
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from asterism.configs.schema.learner_config import Checkpointing
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.model.compiled_parts import compile_head_kernels, run_compiled, run_eagerly
 from asterism.engine.model.experts import SparseMlp
 from asterism.engine.model.layers import Attention, Mlp, RmsNorm, UninitializedEmbedding, UninitializedLinear
-from asterism.engine.model.model_config import DecoderConfig
 from asterism.engine.model.packed_attention import Segments, attend
 from asterism.engine.model.recomputation import run_recomputed
 from asterism.engine.model.rope import compute_rope_tables

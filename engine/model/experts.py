@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.autograd.function import Function
 from torch.nn import functional
 
+from asterism.engine.hf.model_config import ExpertsConfig
 from asterism.engine.model.layers import Mlp, UninitializedLinear
-from asterism.engine.model.model_config import ExpertsConfig
 
 _MIN_CAPABILITY = (9, 0)  # from this compute capability on, grouped products need no synchronization with the CPU
 _ALIGNMENT_BYTES = 16  # alignment of rows in grouped products

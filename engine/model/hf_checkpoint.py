@@ -13,9 +13,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from asterism.configs.file_manifest import check_file
+from asterism.engine.hf.model_config import check_complete, check_names, check_shape, load_model_config
+from asterism.engine.hf.weight_files import CheckpointError, list_weight_files
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.model_config import check_complete, check_names, check_shape, load_model_config
-from asterism.engine.model.weight_files import CheckpointError, list_weight_files
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import Function
 from torch.nn import functional
 
-from asterism.engine.model.model_config import DecoderConfig
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.model.rope import apply_rope
 
 

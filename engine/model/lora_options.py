@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from asterism.configs.schema.learner_config import LearnerConfig, LoraTarget
 from asterism.configs.schema.run_config import RunConfig
-from asterism.engine.model.model_config import DecoderConfig, UnsupportedModel
+from asterism.engine.hf.model_config import DecoderConfig, UnsupportedModel
 
 ATTENTION_TARGETS: tuple[LoraTarget, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_TARGETS: tuple[LoraTarget, ...] = ("gate_proj", "up_proj", "down_proj")

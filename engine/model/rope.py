@@ -9,8 +9,8 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from asterism.engine.model.model_config import DecoderConfig
-from asterism.engine.model.rope_scaling import DefaultRope, LinearRope, Llama3Rope, YarnRope
+from asterism.engine.hf.model_config import DecoderConfig
+from asterism.engine.hf.rope_scaling import DefaultRope, LinearRope, Llama3Rope, YarnRope
 
 
 def compute_rope_tables(positions: Tensor, config: DecoderConfig) -> tuple[Tensor, Tensor]:

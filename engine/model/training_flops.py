@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple
 
-from asterism.engine.model.model_config import DecoderConfig
+from asterism.engine.hf.model_config import DecoderConfig
 
 PASSES = 3  # the backward pass has two products for each product of the forward pass
 

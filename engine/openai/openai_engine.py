@@ -35,6 +35,7 @@ from asterism.engine.contract import (
     WeightsRefused,
     check_request,
 )
+from asterism.engine.hf.tokenizer import FastTokenizer
 from asterism.engine.http.errors import (
     InvalidResponse,
     ServerStatusError,
@@ -43,7 +44,6 @@ from asterism.engine.http.errors import (
     is_safe_to_repeat,
 )
 from asterism.engine.http.http_session import HttpSession, make_status_error
-from asterism.engine.model.tokenizer import FastTokenizer
 from asterism.engine.openai.completions_api import (
     COMPLETIONS_PATH,
     FORMS,

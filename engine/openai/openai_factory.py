@@ -14,7 +14,7 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.schema_tree import require
 from asterism.engine.contract import EngineFailure
 from asterism.engine.engine_code import EngineCheck, EngineCode, EngineStart, EvaluatedModels
-from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.engine.hf.tokenizer import load_tokenizer
 from asterism.engine.openai.completions_api import ServedModel
 from asterism.engine.openai.openai_engine import RETRY_DELAYS_S, OpenAIEngine
 

@@ -11,7 +11,7 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.schema_tree import require
 from asterism.configs.schema.sglang import PORTS_PER_SERVER, SPARE_TOKENS
 from asterism.engine.engine_code import EngineCode, InputChecks
-from asterism.engine.model.model_config import load_model_config
+from asterism.engine.hf.model_config import load_model_config
 
 
 def describe_servers(run: RunConfig) -> Servers:

@@ -5,8 +5,8 @@ It does not import torch.
 
 from asterism.configs.schema.machines import list_sharing_needs
 from asterism.configs.schema.run_config import RunConfig
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.model.lora_options import count_adapter_parameters, get_lora_options
-from asterism.engine.model.model_config import DecoderConfig
 
 MAX_FOLDERS = 2  # folders of a node at the same time (asterism.engine.sglang.weights.node_folder)
 _VALUE_BYTES = {"float32": 4, "bfloat16": 2}

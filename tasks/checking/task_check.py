@@ -19,7 +19,7 @@ from asterism.configs.schema.tasks import TaskConfig
 from asterism.engine.data.data_files import DatasetError, list_data_files
 from asterism.engine.data.datasets import DatasetProblem, read_problems
 from asterism.engine.data.task_inputs import build_task_rules, get_row_layout
-from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
+from asterism.engine.hf.tokenizer import FastTokenizer, load_tokenizer
 from asterism.policies.dialogue.chat_format import (
     PROTOCOL_TAGS,
     TURN_END,

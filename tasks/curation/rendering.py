@@ -13,7 +13,7 @@ from asterism.engine.data.datasets import make_training_report, read_problems
 from asterism.engine.data.sft_dialogues import iter_sft_dialogues
 from asterism.engine.data.task_inputs import build_family_dialogues, build_renderer, build_task_formats, get_row_layout
 from asterism.engine.data.token_files import fit_length, is_too_long
-from asterism.engine.model.tokenizer import FastTokenizer
+from asterism.engine.hf.tokenizer import FastTokenizer
 from asterism.policies.tools.task_description import TaskDescription, TaskDescriptions
 
 _LEFT_OUT = "without its system text or earlier turns: the prompt has the last text of the user only"

@@ -73,7 +73,7 @@ def load_reward_calls(settings: HostSettings, *, with_tokenizer: bool) -> Reward
     functions = load_reward_functions(settings.functions, settings.name_key)
     if not functions or not with_tokenizer:
         return None
-    from asterism.engine.model.tokenizer import load_tokenizer  # an interpreter of a task may lack the package
+    from asterism.engine.hf.tokenizer import load_tokenizer  # an interpreter of a task may lack the package
 
     reader = RolloutReader(load_tokenizer(settings.checkpoint), settings.prefill, settings.stop_tokens)
     return RewardCalls(functions, reader, settings.reward_limit_s, settings.secrets)

@@ -24,7 +24,7 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.schema_tree import PositiveInt
 from asterism.engine.data.task_inputs import load_task_formats
-from asterism.engine.model.model_config import DecoderConfig
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.policies.dialogue.chat_format import TURN_END
 from asterism.tasks.prepare_program import PrepareProgram
 from asterism.tasks.tiny.cold_start_dialogues import DEFAULT_SHARES, TOOL, BehaviorShares, Messages, generate_dialogues

@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 import pytest
 
+from asterism.actors.cli.planning.simulate_command import SimulateOptions, simulate_workload
 from asterism.actors.cli.report_command import report_run
-from asterism.actors.cli.simulate_command import SimulateOptions, simulate_workload
 from asterism.analysis import cold_start_curves, curves
 from asterism.analysis.metric_lines import decode_metric_lines
 from asterism.analysis.metrics import read_metrics

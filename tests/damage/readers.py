@@ -28,6 +28,8 @@ from asterism.engine.data.data_files import read_rows
 from asterism.engine.data.task_inputs import read_task_descriptions
 from asterism.engine.data.token_files import map_token_file
 from asterism.engine.export.chat_files import read_serving_facts
+from asterism.engine.hf.model_config import load_model_config
+from asterism.engine.hf.tokenizer import load_tokenizer
 from asterism.engine.learner.checkpoints.best_checkpoint import read_best_checkpoint
 from asterism.engine.learner.checkpoints.checkpoint_folders import (
     find_training_damage,
@@ -37,8 +39,6 @@ from asterism.engine.learner.checkpoints.checkpoint_folders import (
 from asterism.engine.learner.checkpoints.checkpoint_weights import open_checkpoint_weights
 from asterism.engine.learner.checkpoints.training_state import read_whole_weights
 from asterism.engine.model.hf_checkpoint import load_model
-from asterism.engine.model.model_config import load_model_config
-from asterism.engine.model.tokenizer import load_tokenizer
 
 Reader = Callable[[RunFolder, Path], object]  # takes the run folder and the file; raises UnusableInput for damage
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from asterism.engine.contract import Generation, GenerationRequest
 from asterism.engine.export.hf_export import save_model
+from asterism.engine.hf.architectures import ARCHITECTURES
+from asterism.engine.hf.model_config import DecoderConfig, ExpertsConfig
 from asterism.engine.inference.kernels.batch_invariance import find_batch_invariant_matmul
 from asterism.engine.inference.kernels.matmul import Matmul
-from asterism.engine.model.architectures import ARCHITECTURES
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
-from asterism.engine.model.model_config import DecoderConfig, ExpertsConfig
 from asterism.engine.model.packed_attention import build_segments
 from asterism.policies.losses.token_scores import ScoredTokens
 

@@ -14,7 +14,7 @@ from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.engine.data.task_inputs import load_task_renderers
 from asterism.engine.export.chat_files import read_serving_facts
-from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.engine.hf.tokenizer import load_tokenizer
 from tests.actors.runs.running import ASTERISM, PATIENCE_S, ROOT
 from tests.processes import processes_that_name
 from tests.sglang.environment import PYTHON

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.engine.hf.tokenizer import load_tokenizer
 from asterism.engine.openai.openai_engine import OpenAIEngine
 from tests.engine.contract.bench import request
 from tests.engine.started_engines import started

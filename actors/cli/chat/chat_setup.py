@@ -20,7 +20,7 @@ from asterism.configs.schema.tasks import TaskConfig
 from asterism.engine.contract import Engine, EngineFailure
 from asterism.engine.data.datasets import DatasetProblem, make_training_report, read_problems
 from asterism.engine.data.task_inputs import build_task_rules, get_row_layout, read_task_descriptions
-from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
+from asterism.engine.hf.tokenizer import FastTokenizer, load_tokenizer
 from asterism.policies.rollout.trajectory import Rules
 from asterism.policies.tools.task_description import TaskDescription
 from asterism.sandbox.contract import CodeSandbox
@@ -158,8 +158,8 @@ def _build_engine(parts: ChatParts, options: ChatOptions) -> tuple[Engine, int]:
             api_key_variable=options.api_key_variable,
         )
         return engine, tokens
+    from asterism.engine.hf.model_config import load_model_config
     from asterism.engine.inference.embedded_factory import build_embedded_engine
-    from asterism.engine.model.model_config import load_model_config
 
     tokens = min(tokens, load_model_config(folder).max_position_embeddings)
     page_tokens = run.engine.page_tokens

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from asterism.actors.cli.doctor.finding import CheckResult, DoctorFinding, run_check
-from asterism.actors.cli.plan_command import plan_local_run
+from asterism.actors.cli.planning.plan_command import plan_local_run
 from asterism.actors.launch.checks.data_checks import resolve_checkpoint
 from asterism.actors.launch.checks.input_checks import InputCheck, list_input_checks
 from asterism.analysis.planning.plan_table import describe_remedy

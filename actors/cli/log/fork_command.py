@@ -20,7 +20,7 @@ from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.task_inputs import read_task_descriptions
-from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
+from asterism.engine.hf.tokenizer import FastTokenizer, load_tokenizer
 from asterism.policies.rollout.rollout import Rollout
 from asterism.policies.rollout.rollout_policy import POLICIES
 from asterism.policies.rollout.trajectory import Rules, Trajectory
@@ -142,8 +142,8 @@ def _choose_checkpoint(folder: RunFolder, options: ForkOptions, versions: tuple[
 
 def _check_vocabulary(checkpoint: Path, tokenizer: FastTokenizer) -> None:
     """Compare the model's vocabulary with the tokenizer's: the log holds token ids. Raises UnusableInput."""
+    from asterism.engine.hf.tokenizer import check_vocabulary
     from asterism.engine.model.hf_checkpoint import load_model_config  # torch is slow to import
-    from asterism.engine.model.tokenizer import check_vocabulary
 
     check_vocabulary(load_model_config(checkpoint), tokenizer)
     if (checkpoint / "tokenizer.json").exists():

@@ -14,8 +14,8 @@ from asterism.bus.event_log.reader import decode_event, read_events
 from asterism.bus.messages import StartGroup, TurnGenerated
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
+from asterism.engine.hf.weight_files import list_weight_files
 from asterism.engine.learner.checkpoints.checkpoint_folders import CHECKPOINT_NAME
-from asterism.engine.model.weight_files import list_weight_files
 
 
 class ForkableTurn(NamedTuple):

@@ -20,7 +20,7 @@ from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.engine.data.task_inputs import load_task_renderers, read_task_descriptions
-from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.engine.hf.tokenizer import load_tokenizer
 
 _POLL_INTERVAL_S = 0.2  # interval at which --follow reads new events
 _KINDS = tuple(kind.__name__ for kind in get_args(AnyMessage))

@@ -14,8 +14,8 @@ from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.export.chat_files import ServingFacts
+from asterism.engine.hf.weight_files import read_json_object
 from asterism.engine.learner.checkpoints.checkpoint_folders import CHECKPOINT_NAME
-from asterism.engine.model.weight_files import read_json_object
 
 _FRONT_MATTER = """\
 ---

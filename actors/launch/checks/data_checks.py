@@ -17,7 +17,7 @@ from asterism.engine.data.datasets import QuestionReport, read_problems
 from asterism.engine.data.family_dialogues import FamilyDialogues
 from asterism.engine.data.sft_dialogues import count_sft_dialogues, describe_bad_rows
 from asterism.engine.data.task_inputs import build_family_dialogues, build_task_formats, get_row_layout
-from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.engine.hf.tokenizer import load_tokenizer
 from asterism.policies.tools.task_description import TaskDescription
 from asterism.sandbox.contract import SandboxFailure
 from asterism.tasks.curation.answer_check import find_unreadable_answers, is_answer_of_kind

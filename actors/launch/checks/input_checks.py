@@ -29,6 +29,9 @@ from asterism.configs.schema.tasks import TaskConfig
 from asterism.engine.data.datasets import QuestionReport, make_training_report
 from asterism.engine.data.task_inputs import build_renderer
 from asterism.engine.engine_code import load_engine_code
+from asterism.engine.hf.model_config import DecoderConfig, check_weight_shapes, load_model_config
+from asterism.engine.hf.tokenizer import check_vocabulary, load_tokenizer
+from asterism.engine.hf.weight_files import count_parameters
 from asterism.engine.learner.checkpoints.checkpoint_folders import is_resumable, read_trainer_state
 from asterism.engine.model.lora_options import (
     LoraOptions,
@@ -36,9 +39,6 @@ from asterism.engine.model.lora_options import (
     count_trained_parameters,
     get_lora_options,
 )
-from asterism.engine.model.model_config import DecoderConfig, check_weight_shapes, load_model_config
-from asterism.engine.model.tokenizer import check_vocabulary, load_tokenizer
-from asterism.engine.model.weight_files import count_parameters
 from asterism.engine.weight_transfer.published_bytes import count_folder_bytes, count_folders, count_slot_bytes
 from asterism.policies.dialogue.chat_format import TURN_END, TURN_START
 from asterism.policies.groups.advantages import ESTIMATORS

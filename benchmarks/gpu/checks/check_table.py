@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from asterism.engine.model.architectures import ARCHITECTURES
+from asterism.engine.hf.architectures import ARCHITECTURES
 from benchmarks.gpu.checks.engine_checks import (
     check_graphs,
     check_prefill,

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from asterism.engine.model.architectures import ARCHITECTURES
+from asterism.engine.hf.architectures import ARCHITECTURES
+from asterism.engine.hf.model_config import DecoderConfig, ExpertsConfig
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
-from asterism.engine.model.model_config import DecoderConfig, ExpertsConfig
 from asterism.engine.model.packed_attention import build_segments
 from asterism.policies.losses.token_scores import ScoredTokens, TokenScores
 from benchmarks.gpu.checks.measured import (

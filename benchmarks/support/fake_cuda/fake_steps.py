@@ -12,12 +12,12 @@ from asterism.configs.schema.algorithm import RlConfig, SftConfig
 from asterism.configs.schema.learner_config import LearnerConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.schema_tree import replace_keys
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.sharding import build_sharded_model
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.lora_options import get_lora_options
-from asterism.engine.model.model_config import DecoderConfig
 from benchmarks.gpu.training import make_sequences
 from benchmarks.support.fake_cuda.operation_costs import KernelCount, sum_counts
 from benchmarks.support.fake_cuda.operation_log import Copy, MixedDevices, OperationLog, Sync

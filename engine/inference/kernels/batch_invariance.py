@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from asterism.configs.errors import UnusableInput
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.inference.buffer_sizes import MIN_ROWS
 from asterism.engine.inference.kernels.attention_kernels import AttentionKernels
 from asterism.engine.inference.kernels.matmul import PLAIN, Matmul, build_tiled
 from asterism.engine.inference.kv.kv_cache import WIDTH_STEP
-from asterism.engine.model.model_config import DecoderConfig
 
 TILE_ROWS = (64, 16, MIN_ROWS)  # the engine uses the first batch-invariant size
 EXHAUSTIVE_MAX_ROWS = 40  # all numbers of rows up to this one are tested; above, only those around powers of two

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asterism.engine.contract import Capacity
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.inference.buffer_sizes import PAGE_TOKENS_STEP
 from asterism.engine.inference.kernels.attention import CachedAttention, PagedAttention
 from asterism.engine.inference.kernels.flash_varlen import FlashKernel, Queries, select_flash
 from asterism.engine.inference.kv.kv_cache import KeyValueCache, KvCache
 from asterism.engine.inference.kv.token_major_cache import TokenMajorCache
 from asterism.engine.inference.sequence import PrefillChunk
-from asterism.engine.model.model_config import DecoderConfig
 
 
 class TableBlock(NamedTuple):

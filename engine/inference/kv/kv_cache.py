@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from asterism.engine.model.model_config import DecoderConfig
+from asterism.engine.hf.model_config import DecoderConfig
 
 # The number of gathered tokens is a multiple of WIDTH_STEP: the kernels then sum in the same order at every width.
 WIDTH_STEP = 32

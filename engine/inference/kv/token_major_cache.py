@@ -6,7 +6,7 @@ Unlike the pages of KvCache, these pages are never gathered.
 import torch
 from torch import Tensor
 
-from asterism.engine.model.model_config import DecoderConfig
+from asterism.engine.hf.model_config import DecoderConfig
 
 
 class TokenMajorCache:

@@ -32,6 +32,7 @@ from asterism.engine.export.hf_export import (
     write_model_description,
     write_shard,
 )
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.learner.checkpoints.adapter_export import SavedAdapters, read_merged_weights, write_adapters
 from asterism.engine.learner.checkpoints.checkpoint_folders import (
     FIRST_CHECKPOINT,
@@ -44,7 +45,6 @@ from asterism.engine.learner.checkpoints.checkpoint_folders import (
 )
 from asterism.engine.learner.checkpoints.training_state import StateDict, read_whole_weights, write_training_state
 from asterism.engine.learner.distributed import RankGroup
-from asterism.engine.model.model_config import DecoderConfig
 
 Result = TypeVar("Result")
 

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from asterism.configs.file_manifest import check_file
 from asterism.engine.export.hf_export import Shapes, WeightReader, plan_shards, write_index, write_shard
+from asterism.engine.hf.model_config import DecoderConfig, check_weight_shapes, load_model_config
+from asterism.engine.hf.weight_files import CheckpointError, list_weight_files, read_weight_shapes
 from asterism.engine.learner.checkpoints.adapter_export import SavedAdapters, describe_adapters, read_merged_weights
 from asterism.engine.learner.checkpoints.checkpoint_folders import FIRST_CHECKPOINT, get_tensors_folder, is_resumable
 from asterism.engine.learner.checkpoints.training_state import read_whole_weights
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.lora_linear import add_adapters
 from asterism.engine.model.lora_options import LoraOptions
-from asterism.engine.model.model_config import DecoderConfig, check_weight_shapes, load_model_config
-from asterism.engine.model.weight_files import CheckpointError, list_weight_files, read_weight_shapes
 
 
 class CheckpointWeights(NamedTuple):

@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 from asterism.configs.file_manifest import DamagedFile, check_folder, read_manifest
+from asterism.engine.hf.weight_files import CheckpointError
 from asterism.engine.learner.distributed import RankGroup
-from asterism.engine.model.weight_files import CheckpointError
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _ALLOWED = {

@@ -25,10 +25,10 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from torch.optim import Optimizer
 
 from asterism.configs.file_manifest import check_file
+from asterism.engine.hf.weight_files import CheckpointError
 from asterism.engine.learner.checkpoints.checkpoint_folders import FIRST_CHECKPOINT, get_tensors_folder
 from asterism.engine.learner.checkpoints.tensor_reader import TensorReader, check_tensor_files
 from asterism.engine.learner.distributed import RankGroup
-from asterism.engine.model.weight_files import CheckpointError
 
 StateDict = dict[str, Any]
 

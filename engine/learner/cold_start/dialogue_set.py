@@ -18,10 +18,10 @@ from asterism.configs.schema.algorithm import SftConfig, SftFileConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.task_inputs import build_family_dialogues, build_task_formats, read_task_descriptions
 from asterism.engine.data.token_files import DialogueSource, MappedTokens, map_token_file, write_token_file
+from asterism.engine.hf.tokenizer import load_tokenizer
 from asterism.engine.learner.batches.training_sequence import TrainingSequence
 from asterism.engine.learner.cold_start.dialogue_sampler import SftSampler, StepSize
 from asterism.engine.learner.distributed import RankGroup, broadcast_object
-from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.policies.seeded_random import mix
 
 _HELD_OUT = 2**40  # stands for the epoch in the key of the held-out draw

@@ -12,9 +12,9 @@ import torch
 from asterism.configs.errors import format_bytes
 from asterism.configs.schema.machines import EngineConfig
 from asterism.configs.schema.sglang import SPARE_TOKENS, SGLangConfig
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.hf_checkpoint import load_model_config
-from asterism.engine.model.model_config import DecoderConfig
 from asterism.engine.sglang.server.compatibility import ServerRequirements, ServerUnusable
 from asterism.engine.sglang.server.interpreter_check import extract_last_line, run_python
 

@@ -15,6 +15,8 @@ from asterism.actors.launch.checks import input_checks
 from asterism.actors.launch.checks.input_checks import check_inputs, list_input_checks
 from asterism.configs.errors import UnusableInput
 from asterism.engine.export.hf_export import save_model
+from asterism.engine.hf.model_config import load_model_config
+from asterism.engine.hf.weight_files import count_parameters
 from asterism.engine.model.lora_options import (
     ATTENTION_TARGETS,
     MLP_TARGETS,
@@ -22,8 +24,6 @@ from asterism.engine.model.lora_options import (
     count_adapter_parameters,
     count_trained_parameters,
 )
-from asterism.engine.model.model_config import load_model_config
-from asterism.engine.model.weight_files import count_parameters
 from asterism.tasks.tiny.tiny_tokenizer import AddedTexts, save_tokenizer, train_tokenizer
 from tests.actors.launch.run_inputs import load
 from tests.engine.tiny_models import small_architecture, small_config, small_model

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from asterism.actors.cli.plan_command import find_model_config
+from asterism.actors.cli.planning.plan_command import find_model_config
 from asterism.actors.launch.checks.data_digests import list_missing_files
 from asterism.actors.launch.checks.input_checks import check_inputs
 from asterism.configs.errors import UnusableInput

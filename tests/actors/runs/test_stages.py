@@ -11,9 +11,9 @@ import torch
 
 from asterism.bus.messages import StartGroup, TrajectoryFinished
 from asterism.configs.run_folder import RunFolder, StagesFolder
+from asterism.engine.hf.weight_files import list_weight_files
 from asterism.engine.learner.checkpoints.checkpoint_folders import get_tensors_folder, list_saved_steps
 from asterism.engine.learner.checkpoints.training_state import read_whole_weights
-from asterism.engine.model.weight_files import list_weight_files
 from tests.actors.cli.invoking import read_output
 from tests.actors.runs.running import ASTERISM, ROOT, SMALL, metrics, read_messages, start_command, wait_until
 

@@ -17,7 +17,7 @@ from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.configs.schema.run_config import DataConfig, RunConfig
 from asterism.engine.data.data_files import DatasetError
 from asterism.engine.data.task_inputs import write_task_descriptions
-from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.engine.hf.tokenizer import load_tokenizer
 from asterism.policies.arbiter.arbiter import Arbiter
 from asterism.policies.dialogue.chat_format import build_dialogue_format, build_prompt_segments, encode_segments
 from asterism.tasks.math_python import MATH_PYTHON

@@ -8,8 +8,8 @@ from asterism.analysis.planning.activation_memory import compute_activation_memo
 from asterism.analysis.planning.learner_memory import RankMemory, RankShare, compute_rank_memory
 from asterism.analysis.planning.model_size import measure_model
 from asterism.configs.schema.learner_config import Checkpointing
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
-from asterism.engine.model.model_config import DecoderConfig
 from asterism.engine.model.packed_attention import build_segments
 from asterism.policies.losses.token_scores import ScoredTokens
 from benchmarks.support.qwen3_models import QWEN3, read_qwen3

@@ -13,7 +13,7 @@ import pytest
 from asterism.analysis.planning.activation_memory import compute_activation_memory
 from asterism.analysis.planning.learner_memory import RankMemory, RankShare, compute_rank_memory
 from asterism.analysis.planning.model_size import measure_model
-from asterism.engine.model.model_config import DecoderConfig
+from asterism.engine.hf.model_config import DecoderConfig
 from tests.engine.learner.memory_ranks import MemoryCase, measure
 from tests.engine.learner.rank_processes import run_ranks
 from tests.engine.learner.training_examples import small_run

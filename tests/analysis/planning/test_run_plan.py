@@ -15,8 +15,8 @@ from asterism.analysis.planning.storage_plan import plan_disk, plan_shared_memor
 from asterism.configs.load import load_run
 from asterism.configs.schema.sglang import SPARE_TOKENS
 from asterism.engine.export import hf_export
+from asterism.engine.hf.architectures import ARCHITECTURES
 from asterism.engine.learner import weight_publisher
-from asterism.engine.model.architectures import ARCHITECTURES
 from benchmarks.support.qwen3_models import read_qwen3
 from tests.analysis.planning.shipped_plans import (
     NODE,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from asterism.actors.cli.planning.simulate_command import ProgressLines, SimulateOptions, simulate_workload
 from asterism.actors.cli.report_command import report_run
-from asterism.actors.cli.simulate_command import ProgressLines, SimulateOptions, simulate_workload
 from asterism.analysis.simulation.simulate import simulate
 from asterism.analysis.simulation.workloads import SHAPES, draw_named_workload
 from asterism.analysis.utilization.report import compute_utilization

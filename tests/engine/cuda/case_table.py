@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from asterism.configs.schema.algorithm import SftConfig, SftFileConfig
 from asterism.configs.schema.learner_config import Checkpointing, LearnerConfig
-from asterism.engine.model.model_config import DecoderConfig, ExpertsConfig
+from asterism.engine.hf.model_config import DecoderConfig, ExpertsConfig
 from benchmarks.support.qwen3_models import read_qwen3
 from tests.engine.learner.learner_settings import make_learner
 

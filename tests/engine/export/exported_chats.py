@@ -11,7 +11,7 @@ from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.sft_dialogues import TokenizedDialogue, iter_sft_dialogues
 from asterism.engine.export.chat_files import ServedChat, build_served_chat, write_chat_files
-from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.engine.hf.tokenizer import load_tokenizer
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.tasks import MATH_PYTHON
 from tests.engine.export.family_folders import FamilyKind, write_family_tokenizer

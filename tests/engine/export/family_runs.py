@@ -19,8 +19,8 @@ from renderers.configs import RendererConfig
 from asterism.bus.messages import build_blank_record, bytes_to_ids, ids_to_bytes
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.engine.data.task_inputs import build_renderer
-from asterism.engine.model.family_renderer import FamilyTokenizer
-from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
+from asterism.engine.hf.family_renderer import FamilyTokenizer
+from asterism.engine.hf.tokenizer import FastTokenizer, load_tokenizer
 from asterism.policies.dialogue.dialogue_renderer import DialogueRenderer
 from asterism.policies.dialogue.parse_turn import ToolCall
 from asterism.tasks import MATH_PYTHON

@@ -9,7 +9,7 @@ from transformers import GenerationConfig
 
 from asterism.configs.schema.algorithm import EvaluationConfig, RlConfig, Sampling
 from asterism.configs.schema.dialogue import DialogueConfig
-from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.engine.hf.tokenizer import load_tokenizer
 from asterism.policies.tools.python_tools import TOOL_SCHEMAS
 from tests.engine.export.exported_chats import (
     DIALOGUES,

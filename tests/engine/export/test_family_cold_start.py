@@ -18,14 +18,14 @@ from asterism.engine.data.data_files import BadRows, DatasetError
 from asterism.engine.data.sft_dialogues import PLAIN_FILE, TokenizedDialogue, count_sft_dialogues, iter_sft_dialogues
 from asterism.engine.data.task_inputs import build_family_dialogues, build_task_formats
 from asterism.engine.data.token_files import DialogueSource
-from asterism.engine.model.family_renderer import FamilyRenderer
-from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
+from asterism.engine.hf.family_renderer import FamilyRenderer
+from asterism.engine.hf.tokenizer import FastTokenizer, load_tokenizer
 from asterism.tasks import MATH_PYTHON
 from tests.engine.data.public_layouts import PUBLIC_ROWS, SEVERAL_CALLS_ROWS, THOUGHT
 from tests.engine.export.family_folders import FAMILY_KINDS, write_family_tokenizer
 from tests.engine.export.family_runs import CONFIGS, EMPTY_REASONING, TOOL, make_family_dialogue, make_family_run
 from tests.engine.export.random_dialogues import make_text
-from tests.engine.model.test_family_renderer import FAMILIES, HOSTILE, make_tokenizer
+from tests.engine.hf.test_family_renderer import FAMILIES, HOSTILE, make_tokenizer
 
 NUM_DIALOGUES = 60  # number for each configuration
 QUESTION, ANSWER = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "It is 2."}

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from asterism.configs.errors import UnusableInput
 from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.engine.data.task_inputs import build_renderer
-from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.engine.hf.tokenizer import load_tokenizer
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.tasks import MATH_PYTHON
 from tests.engine.export import family_runs

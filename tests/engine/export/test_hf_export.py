@@ -11,7 +11,7 @@ from torch import Tensor
 
 from asterism.engine.export import hf_export
 from asterism.engine.export.hf_export import WeightShard, plan_shards, write_index, write_shard
-from asterism.engine.model.weight_files import list_weight_files, read_weight_shapes
+from asterism.engine.hf.weight_files import list_weight_files, read_weight_shapes
 
 SHAPES = {"a": (10, 4), "b": (3,), "c": (50, 4), "d": (7, 2), "e": (1,)}  # numbers of elements: 40, 3, 200, 14, 1
 

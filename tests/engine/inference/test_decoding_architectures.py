@@ -9,14 +9,14 @@ import torch
 
 from asterism.configs.schema.algorithm import GREEDY
 from asterism.engine.contract import Capacity, GenerationRequest
+from asterism.engine.hf.architectures import ARCHITECTURES
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.inference.fused_weights import FusedWeights
 from asterism.engine.inference.kernels.batch_invariance import NotBatchInvariant
 from asterism.engine.model import experts
-from asterism.engine.model.architectures import ARCHITECTURES
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.model_config import DecoderConfig
 from tests.engine.inference.cores import (
     alone,
     assert_as_alone,

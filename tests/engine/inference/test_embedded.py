@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from asterism.engine.contract import Capacity, EngineFailure, GenerationRequest
+from asterism.engine.hf.tokenizer import UnusableTokenizer
 from asterism.engine.inference.embedded import DeviceMissing, EmbeddedEngine, select_device
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.learner import distributed
 from asterism.engine.model.hf_checkpoint import CheckpointError
-from asterism.engine.model.tokenizer import UnusableTokenizer
 from tests.engine.inference.cores import alone, draw_request
 from tests.engine.started_engines import started
 from tests.engine.tiny_models import save_small_model, small_config, small_model

@@ -7,9 +7,9 @@ import pytest
 
 from asterism.configs.schema.algorithm import GREEDY, Sampling
 from asterism.engine.contract import Capacity, Generation, GenerationRequest, RequestRefused
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.model_config import DecoderConfig
 from tests.engine.inference.cores import (
     PAGE,
     alone,

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from asterism.configs.schema.algorithm import Sampling
 from asterism.engine.contract import Generation, GenerationRequest
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.inference.kernels.matmul import build_tiled
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.model_config import DecoderConfig
 from tests.engine.inference.cores import (
     PAGE,
     alone,

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from asterism.configs.schema.algorithm import GREEDY
 from asterism.engine.contract import Capacity, Generation, GenerationRequest
+from asterism.engine.hf.architectures import ARCHITECTURES
 from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.inference.engine_core import EngineCore
-from asterism.engine.model.architectures import ARCHITECTURES
 from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.inference.cores import draw_request, generate
 from tests.engine.model.transformers_reference import SCALINGS, load_reference, scaled_architecture

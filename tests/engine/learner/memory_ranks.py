@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.sharding import shard_model
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.model_config import DecoderConfig
 from tests.engine.learner.rank_probes import measuring_memory
 from tests.engine.learner.training_examples import rl_sequences, small_run, trainable_model
 

@@ -11,6 +11,8 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from asterism.configs.errors import UnusableInput
+from asterism.engine.hf.architectures import ARCHITECTURES
+from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.learner.batches.minibatches import build_micro_batch
 from asterism.engine.learner.distributed import (
     ParallelDims,
@@ -20,10 +22,8 @@ from asterism.engine.learner.distributed import (
     join_ranks,
 )
 from asterism.engine.learner.sharding import load_sharded_model, reshard_parameters, shard_model
-from asterism.engine.model.architectures import ARCHITECTURES
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.hf_checkpoint import BLOCK_BYTES, CheckpointError, load_model
-from asterism.engine.model.model_config import DecoderConfig
 from asterism.policies.losses.token_scores import ScoredTokens
 from tests.engine.learner.learner_settings import make_learner
 from tests.engine.learner.rank_probes import ParameterForm, describe_parameters, measuring_memory

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from asterism.configs.schema.learner_config import Checkpointing
+from asterism.engine.hf.architectures import ARCHITECTURES
 from asterism.engine.model import compiled_parts
-from asterism.engine.model.architectures import ARCHITECTURES
 from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.tiny_models import VOCABULARY, score_packed, small_architecture, small_model
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from asterism.engine.hf.model_config import ExpertsConfig
 from asterism.engine.model import experts
 from asterism.engine.model.experts import (
     ExpertLoad,
@@ -18,7 +19,6 @@ from asterism.engine.model.experts import (
     supports_grouped_mm,
     take_expert_counts,
 )
-from asterism.engine.model.model_config import ExpertsConfig
 from tests.engine.closeness import assert_close
 from tests.engine.tiny_models import small_architecture, small_model
 

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from asterism.engine.export.hf_export import save_model
+from asterism.engine.hf.tokenizer import load_tokenizer
 from asterism.engine.model import hf_checkpoint
 from asterism.engine.model.hf_checkpoint import CheckpointError, load_model
-from asterism.engine.model.tokenizer import load_tokenizer
 from tests.engine.tiny_models import random_ids, save_small_model, small_config, small_model, write_tokenizer
 
 CONFIG = small_config(vocab_size=280)

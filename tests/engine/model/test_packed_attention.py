@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asterism.engine.model.architectures import ARCHITECTURES
+from asterism.engine.hf.architectures import ARCHITECTURES
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.packed_attention import build_segments, find_causal_options
 from asterism.policies.losses.token_scores import ScoredTokens

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asterism.engine.hf.model_config import DecoderConfig
+from asterism.engine.hf.rope_scaling import DefaultRope, LinearRope, Llama3Rope, RopeScaling, YarnRope
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.model_config import DecoderConfig
-from asterism.engine.model.rope_scaling import DefaultRope, LinearRope, Llama3Rope, RopeScaling, YarnRope
 from tests.engine.tiny_models import save_small_model, small_architecture
 
 CONTEXT = 64  # original context, in tokens; tests use longer sequences

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from asterism.configs.schema.algorithm import Sampling
 from asterism.engine.contract import Capacity, Generation, GenerationRequest
+from asterism.engine.hf.tokenizer import load_tokenizer
 from asterism.engine.inference.embedded import EmbeddedEngine
-from asterism.engine.model.tokenizer import load_tokenizer
 from tests.engine.http.served_app import serving_app
 
 Dialect = Literal["vllm", "llama.cpp", "openai"]

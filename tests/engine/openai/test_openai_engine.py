@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from asterism.configs.schema.algorithm import Sampling
 from asterism.engine.contract import Capacity, Engine, EngineFailure, GenerationRequest, RequestRefused, WeightsRefused
-from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.engine.hf.tokenizer import load_tokenizer
 from asterism.engine.openai.completions_api import CompletionChoice, CompletionChunk, CompletionOutput
 from asterism.engine.openai.openai_engine import OpenAIEngine
 from tests.engine.contract import Case, control, generation, load, sentence

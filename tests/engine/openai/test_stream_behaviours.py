@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from asterism.engine.contract import EngineFailure, GenerationRequest
+from asterism.engine.hf.tokenizer import FastTokenizer, load_tokenizer
 from asterism.engine.http import http_session
 from asterism.engine.http.event_stream import EventReader
-from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
 from asterism.engine.openai.openai_engine import OpenAIEngine
 from tests.engine.openai.scripted_stream import Script, ScriptedServer
 from tests.engine.openai.stream_behaviours import (

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from asterism.bus import messages as msg
-from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.engine.hf.tokenizer import load_tokenizer
 from asterism.policies.tools.task_description import TaskDescription
 from asterism.tasks.hosting.host_pool import HostPool
 from asterism.tasks.hosting.host_process import HostCommand, HostFailure, RunProgramFunction

@@ -14,8 +14,8 @@ from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.datasets import read_problems
 from asterism.engine.data.sft_dialogues import iter_sft_dialogues
+from asterism.engine.hf.tokenizer import load_tokenizer
 from asterism.engine.model.hf_checkpoint import load_model
-from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.tasks.math_python import MATH_PYTHON
 from asterism.tasks.tiny.prepare import TinyDemo

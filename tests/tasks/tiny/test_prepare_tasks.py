@@ -15,8 +15,8 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.tasks import TaskConfig
 from asterism.engine.data.sft_dialogues import iter_sft_dialogues
 from asterism.engine.data.task_inputs import load_task_formats, write_task_descriptions
+from asterism.engine.hf.tokenizer import FastTokenizer, load_tokenizer
 from asterism.engine.model.hf_checkpoint import load_model
-from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
 from asterism.policies.dialogue.chat_format import (
     build_prompt_segments,
     build_tool_turn_segments,

@@ -5,7 +5,7 @@ from statistics import mean
 
 import pytest
 
-from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
+from asterism.engine.hf.tokenizer import FastTokenizer, load_tokenizer
 from asterism.policies.dialogue.chat_format import (
     PROTOCOL_TAGS,
     build_prompt_segments,

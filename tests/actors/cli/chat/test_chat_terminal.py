@@ -15,7 +15,7 @@ from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.engine.data.sft_dialogues import iter_sft_dialogues
 from asterism.engine.data.task_inputs import load_task_formats
-from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.engine.hf.tokenizer import load_tokenizer
 from tests.actors.cli.chat.terminals import CTRL_C, CTRL_D, Terminal, in_terminal
 from tests.actors.cli.chat.trained_runs import ROOT, make_trained_run
 from tests.actors.cli.invoking import invoke, read_output, read_refusal

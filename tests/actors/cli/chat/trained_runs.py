@@ -12,8 +12,8 @@ from asterism.configs.run_folder import RunFolder
 from asterism.engine.data.sft_dialogues import iter_sft_dialogues
 from asterism.engine.data.task_inputs import build_task_formats, write_task_descriptions
 from asterism.engine.export.hf_export import save_model
+from asterism.engine.hf.tokenizer import load_tokenizer
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
-from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.tasks import DEFAULT_TASK
 from asterism.tasks.prepare_program import load_program

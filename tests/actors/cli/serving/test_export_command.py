@@ -29,11 +29,11 @@ from asterism.configs.schema.algorithm import GREEDY
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.contract import Capacity, GenerationRequest
 from asterism.engine.data.task_inputs import build_renderer, write_task_descriptions
+from asterism.engine.hf.tokenizer import load_tokenizer
 from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.learner.checkpoints.checkpoint_folders import get_trainer_folder
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.learner_rank import LearnerRank
-from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.tasks import MATH_PYTHON
 from tests.actors.cli.invoking import check_golden_refusals, read_output, read_refusal
 from tests.engine.data.cold_start_rows import write_rows

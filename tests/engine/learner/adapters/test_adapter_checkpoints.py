@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from asterism.bus.messages import WeightsPublished
 from asterism.configs.run_folder import RunFolder
+from asterism.engine.hf.weight_files import CheckpointError
 from asterism.engine.learner.checkpoints.checkpoint_folders import (
     delete_checkpoint,
     get_tensors_folder,
@@ -22,7 +23,6 @@ from asterism.engine.learner.learner_rank import LearnerRank
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.hf_checkpoint import load_model
 from asterism.engine.model.lora_linear import list_adapter_parameters, list_base_parameters
-from asterism.engine.model.weight_files import CheckpointError
 from asterism.engine.weight_transfer.adapter_slots import AdapterLoader
 from asterism.engine.weight_transfer.shared_memory import load_published
 from tests.engine.learner.adapters.adapted_models import (

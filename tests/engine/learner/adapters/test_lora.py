@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from asterism.engine.hf.model_config import UnsupportedModel
 from asterism.engine.learner.adapters.adapted_model import BasePolicy
 from asterism.engine.learner.adapters.adapter_publisher import AdapterPublisher
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.lora_linear import list_adapter_parameters, list_base_parameters
 from asterism.engine.model.lora_options import LoraOptions, get_lora_options
-from asterism.engine.model.model_config import UnsupportedModel
 from asterism.engine.weight_transfer.adapter_slots import AdapterLoader
 from asterism.engine.weight_transfer.shared_memory import load_published
 from asterism.policies.losses.token_scores import ScoredTokens

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from asterism.configs.atomic_write import DiskError
 from asterism.configs.file_manifest import MANIFEST_NAME, DamagedFile, list_files, read_manifest
+from asterism.engine.hf.weight_files import CheckpointError
 from asterism.engine.learner.checkpoints import checkpoint as checkpoint_module
 from asterism.engine.learner.checkpoints.checkpoint import CheckpointWriter
 from asterism.engine.learner.checkpoints.checkpoint_folders import (
@@ -23,7 +24,6 @@ from asterism.engine.learner.checkpoints.checkpoint_folders import (
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.sharding import build_sharded_model
 from asterism.engine.learner.trainer import Trainer
-from asterism.engine.model.weight_files import CheckpointError
 from tests.engine.learner import train_ranks
 from tests.engine.learner.training_examples import (
     copy_weights,

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, BytesStorageMetadata, Metadata
 
+from asterism.engine.hf.weight_files import CheckpointError
 from asterism.engine.learner.checkpoints.tensor_reader import TensorReader
 from asterism.engine.learner.checkpoints.training_state import read_whole_weights, write_training_state
 from asterism.engine.learner.distributed import RankGroup
-from asterism.engine.model.weight_files import CheckpointError
 
 SHAPES = {"weight": (4, 2)}
 

@@ -15,12 +15,12 @@ from asterism.configs.load import load_run, write_resolved
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.algorithm import SftFileConfig
 from asterism.configs.schema.run_config import RunConfig
+from asterism.engine.hf.tokenizer import FastTokenizer
 from asterism.engine.learner.cold_start.cold_start_steps import ColdStartSteps
 from asterism.engine.learner.cold_start.dialogue_set import DialogueSet, open_dialogues
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.sharding import load_sharded_model
 from asterism.engine.learner.trainer import Trainer
-from asterism.engine.model.tokenizer import FastTokenizer
 from tests.engine.learner.learner_runs import make_run
 from tests.engine.learner.rank_processes import run_ranks
 

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from typer.testing import Result
 
-from asterism.actors.cli import local_machine
-from asterism.actors.cli.plan_command import EXIT_DOES_NOT_FIT, PlanOptions, choose_machines, plan_local_run
+from asterism.actors.cli.planning import local_machine
+from asterism.actors.cli.planning.plan_command import EXIT_DOES_NOT_FIT, PlanOptions, choose_machines, plan_local_run
 from asterism.analysis.planning.plan_inputs import GIB, GPUS, Assumptions
 from asterism.analysis.simulation.cluster_model import GpuSpec
 from asterism.configs.errors import UnusableInput

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from asterism.configs.errors import UnusableInput
-from asterism.engine.model.architectures import ARCHITECTURES, Architecture, find_problem
-from asterism.engine.model.rope_scaling import DefaultRope, RopeScaling, read_rope
-from asterism.engine.model.weight_files import CheckpointError, list_weight_files, read_json_object, read_weight_shapes
+from asterism.engine.hf.architectures import ARCHITECTURES, Architecture, find_problem
+from asterism.engine.hf.rope_scaling import DefaultRope, RopeScaling, read_rope
+from asterism.engine.hf.weight_files import CheckpointError, list_weight_files, read_json_object, read_weight_shapes
 
 
 class UnsupportedModel(UnusableInput):

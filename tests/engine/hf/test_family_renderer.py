@@ -14,8 +14,8 @@ from asterism.bus import messages as msg
 from asterism.bus.messages.run import BufferCursor
 from asterism.configs.errors import UnusableInput
 from asterism.configs.schema.dialogue import DialogueConfig
-from asterism.engine.model.family_renderer import FamilyRenderer, FamilyTokenizer, build_family_renderer
-from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
+from asterism.engine.hf.family_renderer import FamilyRenderer, FamilyTokenizer, build_family_renderer
+from asterism.engine.hf.tokenizer import FastTokenizer, load_tokenizer
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.policies.dialogue.parse_turn import MalformedCall, ToolCall
 from asterism.policies.rollout.rollout import Rollout

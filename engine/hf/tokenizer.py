@@ -14,7 +14,7 @@ from asterism.configs.file_manifest import check_file
 from asterism.policies.dialogue.chat_format import TURN_END
 
 if TYPE_CHECKING:  # importing torch takes seconds, and the head and the rollouts do not need it
-    from asterism.engine.model.model_config import DecoderConfig
+    from asterism.engine.hf.model_config import DecoderConfig
 
 
 class UnusableTokenizer(UnusableInput):

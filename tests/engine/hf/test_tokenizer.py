@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from asterism.engine.model.tokenizer import FastTokenizer, UnusableTokenizer, check_vocabulary, load_tokenizer
+from asterism.engine.hf.tokenizer import FastTokenizer, UnusableTokenizer, check_vocabulary, load_tokenizer
 from tests.engine.tiny_models import small_config, write_tokenizer
 
 

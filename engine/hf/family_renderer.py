@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asterism.bus.messages import TokenRecord, bytes_to_ids
 from asterism.configs.errors import UnusableInput
 from asterism.configs.schema.dialogue import DialogueConfig
-from asterism.engine.model.tokenizer import FastTokenizer
+from asterism.engine.hf.tokenizer import FastTokenizer
 from asterism.policies.dialogue.chat_format import DialogueFormat
 from asterism.policies.dialogue.parse_turn import (
     AssistantTurn,

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from asterism.engine.model.architectures import ARCHITECTURES
+from asterism.engine.hf.architectures import ARCHITECTURES
+from asterism.engine.hf.model_config import DecoderConfig, ExpertsConfig, UnsupportedModel, check_weight_shapes
+from asterism.engine.hf.rope_scaling import Llama3Rope, YarnRope
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
 from asterism.engine.model.hf_checkpoint import CheckpointError, load_model, load_model_config
-from asterism.engine.model.model_config import DecoderConfig, ExpertsConfig, UnsupportedModel, check_weight_shapes
 from asterism.engine.model.rope import compute_rope_tables
-from asterism.engine.model.rope_scaling import Llama3Rope, YarnRope
 from tests.engine.model.transformers_reference import (
     SCALINGS,
     get_gradient,

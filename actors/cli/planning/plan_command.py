@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from asterism.actors.cli.console import check_json_path, write_json
-from asterism.actors.cli.local_machine import detect_machine
+from asterism.actors.cli.planning.local_machine import detect_machine
 from asterism.actors.launch.checks.data_checks import resolve_checkpoint
 from asterism.analysis.planning.plan_inputs import GIB, GPUS, Assumptions, PlanInputs, PlannedMachines
 from asterism.analysis.planning.plan_table import build_plan_tables
@@ -16,7 +16,7 @@ from asterism.analysis.planning.run_plan import RunPlan, build_plan
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
 from asterism.configs.schema.run_config import RunConfig
-from asterism.engine.model.model_config import DecoderConfig, load_model_config
+from asterism.engine.hf.model_config import DecoderConfig, load_model_config
 from asterism.tasks.prepare_program import find_prepared_model
 
 _GPUS_PER_NODE = 8

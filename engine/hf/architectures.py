@@ -7,7 +7,7 @@ All are decoder-only transformers with RMSNorm, rotary embedding, grouped-query 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from asterism.engine.model.rope_scaling import ROPE_TYPES, read_rope
+from asterism.engine.hf.rope_scaling import ROPE_TYPES, read_rope
 
 
 class Architecture(NamedTuple):
