@@ -1,4 +1,4 @@
-"""Converts evaluations: tinker-cookbook's BenchmarkResult and verifiers' Trace (version 1).
+"""Converts evaluations to tinker-cookbook's BenchmarkResult and verifiers' Trace (version 1).
 
 Only the names and meanings of the fields come from these tools. Tokens are not part of a trace: the event log has them.
 """

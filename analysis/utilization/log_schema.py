@@ -250,7 +250,7 @@ def _remove_pauses(frames: dict[str, pl.DataFrame]) -> tuple[Sequence[float], Se
 
 
 def _build_table(event: str, lines: Sequence[LogLine], process: str) -> pl.DataFrame:
-    """Build a table of the lines with the time `at`; `process` replaces empty names."""
+    """Build a table of the lines, with their time as column `at`. A line without a process is of `process`."""
     schema = {name: dtype for name, dtype in _SCHEMAS[event].items() if name != "t"}
     columns: dict[str, list[Any]] = {name: [getattr(line, name) for line in lines] for name in schema}
     for name in columns.keys() & {"process", "engine"}:

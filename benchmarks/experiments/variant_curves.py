@@ -43,7 +43,7 @@ def stack_seeds(runs: Sequence[RunMetrics], key: str) -> NDArray[np.float64]:
 
 
 def _draw_mean(axes: Axes, values_SN: NDArray[np.float64], color: str, label: str) -> None:
-    """Draw the mean of S seeds over N steps. The curve has a gap at a step without the value of each seed."""
+    """Draw the mean of S seeds over N steps. The curve has a gap where a seed has no value."""
     seeds = len(values_SN)
     steps, mean = np.arange(1, values_SN.shape[1] + 1), values_SN.mean(axis=0)
     axes.plot(steps, mean, color=color, linewidth=2, label=label)

@@ -41,7 +41,7 @@ def read_dialogue(row: DatasetRow, file: SftFileConfig) -> tuple[DatasetRow, Row
 
 
 def _call_program(row: DatasetRow, tool: str) -> DatasetRow | None:
-    """Return messages with the instruction and a call of the response's program; None unless there is one program."""
+    """Return messages: the instruction, and a call that runs the program of the response. Needs exactly one program."""
     response = row.fields.get("response")
     programs = _PROGRAM.findall(response) if isinstance(response, str) else []
     if len(programs) != 1:

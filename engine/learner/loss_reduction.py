@@ -76,7 +76,7 @@ def check_mismatch(sums: LossSums, totals: MinibatchTotals, limit: float) -> Non
 
 
 def _compute_mismatch(sums: LossSums, totals: MinibatchTotals) -> dict[str, float]:
-    """Compute the mismatch of one minibatch, with the sign of the lowest value restored."""
+    """Compute the mismatch of one minibatch. `maxima` has the lowest value with the opposite sign."""
     means = {name: value / totals.tokens for name, value in sums.token_sums.items() if _is_mismatch(name)}
     means["mismatch_mean"] = means.pop("mismatch")
     means["mismatch_confident"] = sums.token_sums["mismatch_confident"]  # a count of tokens, not a share

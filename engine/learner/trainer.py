@@ -94,7 +94,7 @@ class Trainer:
 
     def run_sft_step(self, sequences: Sequence[SequenceSource]) -> dict[str, float]:
         """Run one update. Return loss, grad_norm, lr, tokens (in the loss), the loss of each file of a mixture, and the
-        metrics of micro batches and of experts. The group of a sequence is the number of its file."""
+        metrics of micro batches and of experts. `group` of a sequence is its file's number."""
         sft = self._run.sft
         lr_scale = cosine_schedule(self.step, sft.steps, sft.warmup_steps)
         update = self._run_update(sequences, lr_scale, lambda batch, _: compute_sft_loss(batch))
@@ -257,7 +257,7 @@ class Trainer:
     # ---------------------------------------------------------------- saving and resuming
 
     def collect_state(self) -> list[Tensor]:
-        """Return weights, moments and the reference's weights to be moved, after a checkpoint has read them."""
+        """Wait until a checkpoint has read the state. Return weights, moments and the reference's weights."""
         self._checkpoints.wait_until_read()
         return list_state(self.model, self._optimizers, self._reference)
 

@@ -18,7 +18,7 @@ AccountState = Literal["waiting", "running", "idle"]
 
 _MAX_ENDED_IDS = 65_536  # ids of ended trajectories that are kept, to refuse their late requests
 _CAPACITY_DECAY = 0.95  # factor on an engine's usable pages after evictions or preemptions
-_CAPACITY_RECOVERY = 1.01  # factor on an engine's usable pages after any other report
+_CAPACITY_RECOVERY = 1.01  # factor on an engine's usable pages after a report without evictions or preemptions
 _get_counters = attrgetter(
     "decode_steps", "generated_tokens", "prefilled_tokens", "evicted_tokens", "preempted", "busy_s"
 )

@@ -32,11 +32,12 @@ class ToolCallFormat(NamedTuple):
     # (text, start of a content) -> position behind the whole content and its blanks, or None if it is incomplete.
     # The time for all blocks of a text must grow linearly with its length.
     skip_content: Callable[[str, int], int | None]
-    # (content without outer blanks, tools) -> an object with "name" and "arguments", which the caller checks. Raises
-    # ValueError with the text for the model. A form without types converts values by the schemas.
+    # (content without outer blanks, tools) -> an object with "name" and "arguments", which the caller checks. The
+    # function raises ValueError with the text for the model. If a format writes all values as text, the function
+    # converts them to the types of the schemas.
     read_call: Callable[[str, Sequence[ToolSchema]], object]
-    # Jinja text of a call for the exported chat template: `function.name`, and `function.arguments`, an object or its
-    # JSON text.
+    # Jinja text that writes a call in the exported chat template. It reads `function.name` and `function.arguments`,
+    # which is an object or JSON text.
     template: str
     sglang_parser: str  # value of SGLang's --tool-call-parser; empty: no parser fits
 

@@ -122,7 +122,7 @@ class GroupBuffer:
         effects = [self._start_training_group(collection) for _ in range(self._count_groups_to_start())]
         collection.num_planned_groups += len(effects)
         for group in [group for group in collection.open_groups.values() if group.is_complete]:
-            if group.start.group_id in collection.open_groups:  # a carried group that is already complete
+            if group.start.group_id in collection.open_groups:  # the end of one carried group can close others
                 effects += self._close_group(collection, group)
         return effects
 
@@ -289,7 +289,7 @@ class GroupBuffer:
     def _end_evaluation(self, collection: GroupCollection, request: EvaluationRequested) -> list[Send]:
         finished = collection.build_evaluation_finished(request)
         self.state.evaluation = None
-        is_resumed = bool(self.state.answered)  # earlier answers have results
+        is_resumed = bool(self.state.answered)  # an earlier launch has answered some questions
         if not is_resumed and (failed := collection.find_total_failure(f"evaluation {request.label}")):
             return [Send(RECORDER, finished), Send(LAUNCHER, failed)]
         return [Send(observer, finished) for observer in self._observers]

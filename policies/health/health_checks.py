@@ -62,7 +62,7 @@ def measure_tool_errors(history: StepHistory, health: HealthConfig) -> str | Non
 
 
 def _measure_many_tool_errors(history: StepHistory, health: HealthConfig) -> str | None:
-    """Find a share above its limit in all newest steps: plain GRPO keeps the failed calls of the cold start."""
+    """Find a share of failed calls that is above its limit in all newest steps, as in plain GRPO."""
     limit, steps = health.tool_errors_share, health.tool_errors_steps
     values = history.list_newest("errors_in_positives", steps)
     if not values or min(values) <= limit:

@@ -30,6 +30,6 @@ def count_chunk_tokens(vocab_size: int, memory: LogitsMemory = EAGER_LOGITS) -> 
 
 
 def count_group_tokens(vocab_size: int, chunk_tokens: int) -> int:
-    """Return the tokens of a group of whole chunks. A GPU multiplies the gradients of a group together."""
+    """Return the number of tokens in a group of whole chunks. On a GPU, one product computes a group's gradients."""
     tokens = min(_MAX_GROUP_TOKENS, _GROUP_BYTES // (2 * vocab_size))
     return max(1, tokens // chunk_tokens) * chunk_tokens

@@ -128,7 +128,9 @@ class _Scan:
         self._ordinals: list[int] = []  # ordinals of the indexed rows
         self._num_analyzed = 0  # indexed rows with computed features
         self._decisions: dict[int, _Decision] = {}  # by ordinal
-        self._unchecked_answers: dict[str, list[int]] = {}  # ordinals of rows by answer, without numbers
+        self._unchecked_answers: dict[
+            str, list[int]
+        ] = {}  # ordinals of rows by answer; only answers that are no numbers
 
     def read_tests(self) -> None:
         problems = [parse_problem(row) for path in self._options.tests for row in read_rows(path, QUESTION_COLUMNS)]

@@ -37,7 +37,7 @@ class _Lock(NamedTuple):
 
 
 def hold_devices() -> None:
-    """Hold read locks on the devices until this process ends: with write locks, calls could exchange bits.
+    """Hold read locks on the devices until this process ends, so that no call can take write locks as a signal.
 
     A device stays unlocked while another program of the machine has a write lock on it.
     """

@@ -70,7 +70,7 @@ def test_a_section_at_its_limit_is_killed_with_processes_outside_its_group_and_l
 def test_a_measured_run_ends_with_the_program(
     arguments: tuple[str, ...], num_processes: int, number: signal.Signals
 ) -> None:
-    """The program, the section and its child end. A run has five processes or more: also its launcher's processes."""
+    """The program ends, and so do the processes of its section: one child, or a launcher with four or more."""
     process = subprocess.Popen([sys.executable, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
         wait_until(lambda: len(family(process.pid)) >= num_processes)

@@ -105,7 +105,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
         self.open = [send for send in self.open if not chosen(send)]
 
     def _check_submission(self, submission: msg.AnswerSubmitted) -> None:
-        """Check a submission. With a row, a function scores all tokens of the trajectory, even if it has no answer."""
+        """Check a submission. If the task has a row, its reward function receives all tokens, even without an answer."""
         read = submission.reward_input
         assert (read is not None) == bool(self.row)
         if read is not None:

@@ -43,7 +43,7 @@ def recorded(world: World, tmp_path_factory: pytest.TempPathFactory) -> RunFolde
 
 @pytest.fixture
 def folder(recorded: RunFolder, world: World, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """Return the recorded run; the commands use the world's deciders and tokenizer, and a wide console."""
+    """Return the recorded run. Commands on it use the deciders and tokenizer of `world`, and a wide console."""
 
     def build_world_deciders(process: str, run: RunConfig, folder: RunFolder) -> dict[str, Decider]:
         return dict(world.deciders()[process])
