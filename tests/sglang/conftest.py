@@ -1,5 +1,5 @@
-"""Session fixtures: two servers (one with a large and one with a small cache), each started once, and
-a cold start for whole runs."""
+"""Session fixtures: two servers (one with a large and one with a small cache), which start when a test first needs
+them, and a cold start for whole runs."""
 
 import asyncio
 from collections.abc import Iterator
@@ -45,13 +45,16 @@ def servers(
         SharedServer(make_requirements(model, ROOMY_PORT, LONGEST), folder, "roomy"),
         SharedServer(make_scarce(model, SCARCE_PORT), folder, "scarce"),
     )
-
-    async def each(doing: str) -> None:
-        await asyncio.gather(*(getattr(server, doing)() for server in shared))
-
-    loop.run(each("start"))
     yield shared
-    loop.run(each("close"))
+    for server in shared:
+        loop.run(server.close())
+
+
+@pytest.fixture
+def roomy(loop: asyncio.Runner, servers: tuple[SharedServer, SharedServer]) -> SharedServer:
+    """Return the server with the large cache, which runs at the start of the test."""
+    loop.run(servers[0].start())
+    return servers[0]
 
 
 @pytest.fixture

@@ -31,11 +31,6 @@ TIMEOUT_S = 3.0
 LONG = 900
 
 
-@pytest.fixture
-def roomy(servers: tuple[SharedServer, SharedServer]) -> SharedServer:
-    return servers[0]
-
-
 @asynccontextmanager
 async def pause_externally(client: SGLangClient) -> AsyncGenerator[None]:
     """Pause the server with a client that does not belong to the engine."""
