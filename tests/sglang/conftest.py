@@ -2,18 +2,20 @@
 them, and a cold start for whole runs."""
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from asterism.configs.run_folder import RunFolder
-from tests.actors.runs.running import COLD_START, whole_run
+from tests.actors.runs.fixtures import make_once
 from tests.sglang.bench import TRAITS, TRAITS_IN_BFLOAT16, SGLangBench, SharedServer
 from tests.sglang.runs import PATIENCE_S
 from tests.sglang.serving import LONGEST, make_requirements, make_scarce, save_tiny_model
 
-ROOMY_PORT, SCARCE_PORT = 31_300, 31_310
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+ROOMY_PORT, SCARCE_PORT = 31_400 + 20 * WORKER, 31_410 + 20 * WORKER  # other ports belong to one file each
 
 
 @pytest.fixture(scope="session")
@@ -26,8 +28,7 @@ def loop() -> Iterator[asyncio.Runner]:
 @pytest.fixture(scope="session")
 def cold_start(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """Return the folder of a finished cold start, whose policy sometimes solves its task."""
-    settings = (*COLD_START, "rl.steps=0", "evaluation.questions=0")
-    return whole_run(tmp_path_factory.mktemp("cold"), *settings, patience_s=PATIENCE_S)[0]
+    return make_once(tmp_path_factory, "cold_start", "rl.steps=0", "evaluation.questions=0", patience_s=PATIENCE_S)[0]
 
 
 @pytest.fixture(scope="session")
