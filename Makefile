@@ -18,7 +18,6 @@ FAST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --qui
 # All other tests: two worker processes, each of which runs whole files, since fixtures are per file or per session.
 # The longest files start first (tests/longest_first.py); `make test ARGS=--record-durations` records them.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p xdist --numprocesses 2 --dist loadfile --no-loadscope-reorder
-SGLANG_TESTS := $(BIN)/python -m pytest tests/sglang
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo ablation sandbox-image sandbox-image-local sglang-environment bridges-environment trl-environment bench-trl \
@@ -104,7 +103,7 @@ test-without-docker: $(INSTALLED) ## the same without the tests that need a Dock
 	$(PYTEST) -m "not docker and not hosts and not sglang and not bridges and not nightly"
 
 test-sglang: $(INSTALLED) $(SGLANG_INSTALLED) ## run the tests with a real SGLang server, on the CPU, except the nightly ones
-	$(SGLANG_TESTS) -m "sglang and not nightly" tests/newcomer/test_guide.py --durations=25
+	$(PYTEST) tests/sglang tests/newcomer/test_guide.py -m "sglang and not nightly" --durations=25
 
 # With PYTHON_GPU, a Python with torch for CUDA, neither .venv nor a package registry is needed (docs/gpu.md).
 bench-gpu: $(if $(PYTHON_GPU),,$(INSTALLED)) ## measure training, decoding and whole runs on one GPU. SECTIONS=NAME,NAME for some of it
@@ -123,7 +122,7 @@ simulate-faults: $(INSTALLED) ## simulate the control plane under a virtual cloc
 nightly: $(INSTALLED) $(SGLANG_INSTALLED) $(TRL_INSTALLED) ## the tests that take too long for `make test`, the bridges, and many seeds of each simulation
 	$(PYTEST) -m "nightly and not sglang"
 	$(PYTEST) -m "hypothesis and not nightly and not sglang and not bridges" --hypothesis-profile=nightly --timeout 3600
-	$(SGLANG_TESTS) -m "sglang and nightly"
+	$(BIN)/python -m pytest tests/sglang -m "sglang and nightly"
 	$(BIN)/python -m tests.simulation.nightly 10000
 	$(BIN)/python -m tests.simulation.nightly 10000 --kind repeats
 	$(BIN)/python -m tests.simulation.nightly 2000 --kind tasks

@@ -14,6 +14,7 @@ import pytest
 
 DURATIONS = Path(__file__).with_name("durations.json")
 MIN_RECORDED_S = 1.0
+SHARED_RUNS = {"finished_run", "cold_start"}  # fixtures that the first worker makes for all
 
 
 def get_file(nodeid: str) -> str:
@@ -70,6 +71,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if workers is None:
         return
     files = order_files(list(dict.fromkeys(get_file(item.nodeid) for item in items)), read_durations())
-    shared = {get_file(item.nodeid) for item in items if "finished_run" in getattr(item, "fixturenames", ())}
+    shared = {get_file(item.nodeid) for item in items if not SHARED_RUNS.isdisjoint(getattr(item, "fixturenames", ()))}
     rank = {file: number for number, file in enumerate(start_apart(files, shared, workers["workercount"]))}
     items.sort(key=lambda item: rank[get_file(item.nodeid)])

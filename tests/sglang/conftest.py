@@ -1,19 +1,21 @@
-"""Session fixtures: two servers (one with a large and one with a small cache), each started once, and
-a cold start for whole runs."""
+"""Session fixtures: two servers (one with a large and one with a small cache), which start when a test first needs
+them, and a cold start for whole runs."""
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from asterism.configs.run_folder import RunFolder
-from tests.actors.runs.running import COLD_START, whole_run
+from tests.actors.runs.fixtures import make_once
 from tests.sglang.bench import TRAITS, TRAITS_IN_BFLOAT16, SGLangBench, SharedServer
 from tests.sglang.runs import PATIENCE_S
 from tests.sglang.serving import LONGEST, make_requirements, make_scarce, save_tiny_model
 
-ROOMY_PORT, SCARCE_PORT = 31_300, 31_310
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+ROOMY_PORT, SCARCE_PORT = 31_400 + 20 * WORKER, 31_410 + 20 * WORKER  # other ports belong to one file each
 
 
 @pytest.fixture(scope="session")
@@ -26,8 +28,7 @@ def loop() -> Iterator[asyncio.Runner]:
 @pytest.fixture(scope="session")
 def cold_start(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """Return the folder of a finished cold start, whose policy sometimes solves its task."""
-    settings = (*COLD_START, "rl.steps=0", "evaluation.questions=0")
-    return whole_run(tmp_path_factory.mktemp("cold"), *settings, patience_s=PATIENCE_S)[0]
+    return make_once(tmp_path_factory, "cold_start", "rl.steps=0", "evaluation.questions=0", patience_s=PATIENCE_S)[0]
 
 
 @pytest.fixture(scope="session")
@@ -45,13 +46,16 @@ def servers(
         SharedServer(make_requirements(model, ROOMY_PORT, LONGEST), folder, "roomy"),
         SharedServer(make_scarce(model, SCARCE_PORT), folder, "scarce"),
     )
-
-    async def each(doing: str) -> None:
-        await asyncio.gather(*(getattr(server, doing)() for server in shared))
-
-    loop.run(each("start"))
     yield shared
-    loop.run(each("close"))
+    for server in shared:
+        loop.run(server.close())
+
+
+@pytest.fixture
+def roomy(loop: asyncio.Runner, servers: tuple[SharedServer, SharedServer]) -> SharedServer:
+    """Return the server with the large cache, which runs at the start of the test."""
+    loop.run(servers[0].start())
+    return servers[0]
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Run the short form of the benchmark of the SGLang engine against a running server."""
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -24,11 +23,7 @@ CROWD = ("in_flight", "in_flight_at_server", "lost", "mixed_up")
 EVIDENCE = ("told_apart", "own_difference", "neighbours_difference")
 
 
-def test_no_response_of_a_thousand_concurrent_requests_is_lost_or_swapped(
-    loop: asyncio.Runner, servers: tuple[SharedServer, SharedServer], model: Path
-):
-    roomy, _ = servers
-    loop.run(roomy.start())
+def test_no_response_of_a_thousand_concurrent_requests_is_lost_or_swapped(roomy: SharedServer, model: Path):
     command = [sys.executable, "-m", "benchmarks.sglang", "--quick", "--url", roomy.server.url, "--model", str(model)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

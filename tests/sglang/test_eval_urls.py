@@ -41,7 +41,7 @@ def test_two_servers_answer_all_questions_and_keep_their_weights(
     assert loop.run(ask_servers(urls)) == served
     assert json.loads(folder.results.read_text())["weights"] == {"urls": urls, "servers": served}
     traces = [json.loads(line) for line in (folder.path / "traces.jsonl").read_text().splitlines()]
-    assert {trace["agent"]["config"]["model"] for trace in traces} == {str(model)}
+    assert {trace["agent"]["config"]["model"] for trace in traces} == {served[urls[0]]["model_path"]}
     for index in range(2):
         assert read_log_entries(folder, "weights.loaded", f"generator-{index}") == []
         loads = read_log_entries(folder, "engine.load", f"generator-{index}")

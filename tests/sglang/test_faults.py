@@ -26,14 +26,9 @@ from tests.sglang.serving import make_requirements
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
 
-NO_MODEL_PORT = 31_330
+NO_MODEL_PORT = 31_340
 TIMEOUT_S = 3.0
 LONG = 900
-
-
-@pytest.fixture
-def roomy(servers: tuple[SharedServer, SharedServer]) -> SharedServer:
-    return servers[0]
 
 
 @asynccontextmanager

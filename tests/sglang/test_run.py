@@ -51,10 +51,10 @@ def test_a_managed_colocated_server_loads_every_version_from_disk_and_stops_with
 
 @pytest.mark.parametrize("transport", [pytest.param("tensor", marks=pytest.mark.nightly), "group"])
 def test_an_external_server_loads_every_version_over_the_network(
-    tmp_path: Path, cold_start: RunFolder, servers: tuple[SharedServer, SharedServer], transport: str
+    tmp_path: Path, cold_start: RunFolder, roomy: SharedServer, transport: str
 ) -> None:
     settings = (*SMALL, f"sglang.weights={transport}", "sglang.bucket_mib=1")
-    attached = attach_to(servers[0].server.url)
+    attached = attach_to(roomy.server.url)
     folder, _ = whole_run(tmp_path, *attached, *settings, *from_cold_start_of(cold_start), patience_s=PATIENCE_S)
     check_run_result(folder, STEPS)
     assert get_loaded_versions(folder) == list(range(STEPS + 1))

@@ -80,11 +80,10 @@ def test_killed_and_stopped_servers_are_replaced(tmp_path: Path, cold_start: Run
 
 
 def test_an_external_server_can_be_suspended_and_restarted(
-    tmp_path: Path, cold_start: RunFolder, servers: tuple[SharedServer, SharedServer], loop: asyncio.Runner
+    tmp_path: Path, cold_start: RunFolder, roomy: SharedServer, loop: asyncio.Runner
 ) -> None:
-    shared, _ = servers
-    attached = attach_to(shared.server.url)
-    group = os.getpgid(min(shared.server.list_processes()))
+    attached = attach_to(roomy.server.url)
+    group = os.getpgid(min(roomy.server.list_processes()))
     settings = (*attached, *GROUPS, f"rl.steps={STEPS}", *from_cold_start_of(cold_start))
     with running(tmp_path, *settings) as (process, folder):
         try:
@@ -94,8 +93,8 @@ def test_an_external_server_can_be_suspended_and_restarted(
             wait_until(lambda: 2 in get_loaded_versions(folder), process, PATIENCE_S)
             assert len(list_process_ids(folder, "generator-0")) == 1
             stop_in_a_step(group, folder, 2, process)
-            loop.run(shared.close())
-            loop.run(shared.start())
+            loop.run(roomy.close())
+            loop.run(roomy.start())
         finally:
             with contextlib.suppress(ProcessLookupError):  # other tests use this server
                 os.killpg(group, signal.SIGCONT)

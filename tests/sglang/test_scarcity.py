@@ -38,6 +38,7 @@ async def test_an_aborted_queued_turn_leaves_the_servers_queue(
 
 
 async def test_a_rejection_has_the_servers_message(servers: tuple[SharedServer, SharedServer]) -> None:
+    await servers[1].start()
     async with SGLangClient(servers[1].server.url) as client:
         too_long = GenerateRequest("1;", [1] * 100_000, SamplingParams(max_new_tokens=1), stream=True)
         with pytest.raises(ServerStatusError, match="longer than the model's context length") as refusal:

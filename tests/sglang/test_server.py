@@ -24,7 +24,7 @@ from asterism.engine.sglang.server.managed_server import SGLangServer
 from asterism.engine.sglang.server.server_arguments import HOST
 from tests.processes import wait_for_end
 from tests.sglang.environment import ROOT
-from tests.sglang.runs import find_shared_memory
+from tests.sglang.runs import find_shared_memory, is_shared_memory_left
 from tests.sglang.serving import make_requirements
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
@@ -115,14 +115,15 @@ def attach(started: Started) -> ExternalServer:
 def test_closing_leaves_no_process_and_no_file(started: Started, loop: asyncio.Runner):
     watched = [os.pidfd_open(pid) for pid in started.server.list_processes()]
     assert len(watched) >= 3
-    memory = set(Path("/dev/shm").glob("sglang_*"))
+    memory = set(find_shared_memory([*started.server.list_processes()]))
+    assert is_shared_memory_left(memory)
     loop.run(started.server.close())
     for pidfd in watched:
         wait_for_end(pidfd)
     assert started.server.death.cancelled()
     assert is_free(PORT)
     assert not started.scratch.exists()
-    assert set(Path("/dev/shm").glob("sglang_*")) < memory
+    assert not is_shared_memory_left(memory)
 
 
 def test_a_server_dies_with_its_parent_and_the_next_start_removes_its_files(model: Path, tmp_path: Path):
@@ -138,11 +139,11 @@ def test_a_server_dies_with_its_parent_and_the_next_start_removes_its_files(mode
         watched = [os.pidfd_open(int(pid)) for pid in pids]
         assert (message, len(watched) >= 3) == ("ready", True)
         shared = set(find_shared_memory([int(pid) for pid in pids]))
-        assert shared
+        assert is_shared_memory_left(shared)
         parent.kill()
     for pidfd in watched:
         wait_for_end(pidfd)
     assert is_free(ORPHAN_PORT)
     remove_stale_scratch()
     assert not scratch.exists()
-    assert shared & {path.stat().st_ino for path in Path("/dev/shm").iterdir()} == set()
+    assert not is_shared_memory_left(shared)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from asterism.configs.run_folder import RunFolder
-from tests.actors.runs.running import COLD_START, Start, StartedRun, from_cold_start_of, whole_run
+from tests.actors.runs.running import COLD_START, PATIENCE_S, Start, StartedRun, from_cold_start_of, whole_run
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +34,21 @@ def start_trained(tmp_path: Path, start: Start, finished: RunFolder) -> Start:
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, str]:
-    """Return a finished run and its output. Workers of pytest-xdist share one run: the first that needs it makes it."""
+    """Return a finished run and its output."""
+    return make_once(tmp_path_factory, "finished_run", "rl.prompts=6", "rl.rollouts=8", "log.curves=true")
+
+
+def make_once(
+    tmp_path_factory: pytest.TempPathFactory, name: str, *settings: str, patience_s: float = PATIENCE_S
+) -> tuple[RunFolder, str]:
+    """Return a run and its output. Workers of pytest-xdist share one run: the first that needs it makes it."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    runs, printed = shared / "finished_run", shared / "finished_run.txt"
-    with (shared / "finished_run.lock").open("w") as lock:
+    runs, printed = shared / name, shared / f"{name}.txt"
+    with (shared / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not printed.exists():
-            printed.write_text(whole_run(runs, *COLD_START, "rl.prompts=6", "rl.rollouts=8", "log.curves=true")[1])
+            printed.write_text(whole_run(runs, *COLD_START, *settings, patience_s=patience_s)[1])
     return RunFolder(runs / "demo"), printed.read_text()
 
 
