@@ -38,6 +38,7 @@ rl = { steps = 1, prompts = 2, rollouts = 4 }
 sft = { steps = 0 }
 evaluation = { questions = 2 }
 sandbox = { backend = "process", spare_notebooks = 1 }
+log.curves = false
 
 [[tasks]]
 name = "shouts"

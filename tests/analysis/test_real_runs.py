@@ -40,13 +40,6 @@ def settings(finished_run: tuple[RunFolder, str]) -> tuple[str, ...]:
     return (*from_cold_start_of(finished_run[0]), *SETTINGS)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, settings: tuple[str, ...]) -> RunFolder:
-    """Run small steps. One engine holds a third of a step's 32 trajectories."""
-    small = ("rl.prompts=4", "rl.rollouts=8", "engine.num_engines=1", "engine.kv_tokens=550")
-    return whole_run(tmp_path_factory.mktemp("runs"), *settings, *small)[0]
-
-
 def messages(folder: RunFolder, log: str, kind: type[T]) -> list[T]:
     logged = read_events(folder.events / f"{log}.sqlite", kinds=(kind.__name__,))
     return select([event for event, _ in logged], kind)
@@ -117,12 +110,12 @@ def test_report_summary_metrics_logs_and_pictures_have_equal_totals(
     assert f"1 executor, {totals.ended:,} trajectories in {use.span_s - use.timeline.begin_s:,.1f} s" in time
 
 
-def test_the_simulation_of_a_recorded_step_has_the_same_trajectories(trained: RunFolder) -> None:
+def test_the_simulation_of_a_recorded_step_has_the_same_trajectories(finished: RunFolder) -> None:
     """`python -m benchmarks.validation` compares the durations."""
     for number in (1, 2):
-        step = load_recorded_step(trained, number)
+        step = load_recorded_step(finished, number)
         outcome = simulate(step.workload, step.cluster, step.policy)
-        ended = messages(trained, "head", TrajectoryFinished)
+        ended = messages(finished, "head", TrajectoryFinished)
         assert step.left_out == 0
         assert outcome.generated_tokens == sum(plan.generated_tokens for plan in step.workload.plans)
         assert {plan.generated_tokens for plan in step.workload.plans} <= {sum(each.record.loss_mask) for each in ended}
@@ -132,13 +125,13 @@ def test_the_simulation_of_a_recorded_step_has_the_same_trajectories(trained: Ru
         assert step.measured_s > 0
 
 
-def test_simulate_compares_policies_with_the_measured_makespan(trained: RunFolder, tmp_path: Path) -> None:
-    output = simulated(trained, json_file=tmp_path / "step.json", run=tmp_path / "simulated")
-    assert "step 2 of demo on the recorded engines" in output
+def test_simulate_compares_policies_with_the_measured_makespan(finished: RunFolder, tmp_path: Path) -> None:
+    output = simulated(finished, json_file=tmp_path / "step.json", run=tmp_path / "simulated")
+    assert "step 3 of demo on the recorded engines" in output
     assert "measured makespan" in output
     ours = {each["policy"]: each for each in json.loads((tmp_path / "step.json").read_bytes())}
     assert ours["static"]["measured_s"] is None
-    assert ours["kv_lookahead"]["measured_s"] == load_recorded_step(trained).measured_s
+    assert ours["kv_lookahead"]["measured_s"] == load_recorded_step(finished).measured_s
     use, _ = reported(RunFolder(tmp_path / "simulated" / "kv_lookahead"))
     assert use.trajectories.generated_tokens == ours["kv_lookahead"]["generated_tokens"]
     assert use.doubts == ()

@@ -8,7 +8,7 @@ import pytest
 from asterism.bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory, CodeRaised, CodeTimedOut, Output
 from asterism.sandbox.escape_test import run_escape_attempts
 from asterism.sandbox.inside.isolation import landlock
-from tests.sandbox.conftest import Client, StartSandbox
+from tests.sandbox.conftest import Client, StartSandbox, nightly_in_containers
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 LIMITS = {"time_limit_s": 1.0, "memory_mib": 128}
@@ -169,6 +169,7 @@ async def test_the_memory_limit_applies_to_all_processes_of_a_call_together(clie
     assert await client.printed("x") == "5\n"
 
 
+@nightly_in_containers
 async def test_concurrent_endless_and_growing_calls_each_get_their_outcome(client: Client) -> None:
     computes = "n = 0\nfor i in range(1_000_000): n += i\nprint(n)"
     grows = "kept = []\nwhile True: kept.append(bytearray(b'x') * (1 << 20))"
@@ -180,6 +181,7 @@ async def test_concurrent_endless_and_growing_calls_each_get_their_outcome(clien
     assert (await client.program("print(1)")).outcome == CodeOk(Output("1\n"))
 
 
+@nightly_in_containers
 async def test_a_notebook_continues_after_a_cell_that_waited_for_time_slices(client: Client) -> None:
     loops = [client.program("while True: pass", trajectory=10 + n) for n in range(3)]
     cell = client.cell("n = 0\nfor i in range(1_000_000): n += i\nprint(n)")
@@ -190,6 +192,7 @@ async def test_a_notebook_continues_after_a_cell_that_waited_for_time_slices(cli
     assert await client.printed("n + 1") == f"{sum(range(1_000_000)) + 1}\n"
 
 
+@nightly_in_containers  # test_sandbox_commands.py does this in containers
 async def test_escape_attempts_are_contained_and_reported_with_a_reason(client: Client) -> None:
     findings = await run_escape_attempts(client.sandbox)
     assert [finding.name for finding in findings if not finding.contained] == []

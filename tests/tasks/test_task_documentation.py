@@ -79,7 +79,9 @@ def test_the_commands_of_the_page_check_a_task_train_and_print_a_story(folder: P
     check, train, check_again, regrade = (text for language, text in BLOCKS if language == "console")
     assert "capital(country" in run_commands(folder, check)
     assert "capital(country" in run_commands(folder, check_again)
-    output = run_commands(folder, train.replace("run.toml", "run.toml --set sandbox.backend=process", 1))
+    output = run_commands(
+        folder, train.replace("run.toml", "run.toml --set sandbox.backend=process --set log.curves=false", 1)
+    )
     assert "replay of the event logs" in output
     assert "reward of capitals, sampled" in output
     assert "TrajectoryFinished" in output

@@ -34,8 +34,9 @@ def start_trained(tmp_path: Path, start: Start, finished: RunFolder) -> Start:
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, str]:
-    """Return a finished run and its output."""
-    return make_once(tmp_path_factory, "finished_run", "rl.prompts=6", "rl.rollouts=8", "log.curves=true")
+    """Return a finished run and its output. Some leases of the run wait, because the KV cache is small."""
+    settings = ("rl.prompts=6", "rl.rollouts=8", "log.curves=true", "engine.kv_tokens=1600")
+    return make_once(tmp_path_factory, "finished_run", *settings)
 
 
 def make_once(

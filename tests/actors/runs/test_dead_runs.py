@@ -89,6 +89,8 @@ def test_nothing_of_a_dead_run_is_left_after_the_next_start(tmp_path: Path, star
     assert [path for path in held if path.exists()] == []
 
 
+# test_docker_host.py has a dead executor with containers, and test_determinism.py a run with a dead launcher.
+@pytest.mark.nightly
 @pytest.mark.docker
 def test_no_container_of_a_dead_run_is_left_after_the_next_start(tmp_path: Path, start_trained: Start) -> None:
     held = play_death(start_trained, "all", "sandbox.backend=docker")

@@ -13,6 +13,7 @@ import pytest
 
 from asterism.analysis.event_logs.comparable_events import read_event_streams
 from asterism.analysis.event_logs.diff import list_divergences
+from asterism.bus.messages import TrajectoryFailed
 from asterism.configs.file_manifest import MANIFEST_NAME
 from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import (
@@ -21,6 +22,7 @@ from tests.actors.runs.running import (
     list_process_ids,
     metrics,
     read_conserved_summary,
+    read_messages,
     wait_until_exited,
     whole_run,
 )
@@ -76,36 +78,28 @@ def test_the_number_of_engines_or_executors_and_the_cache_size_do_not_change_the
     assert list_divergences(strict_run, other.folder) == []
 
 
-def test_a_run_with_a_killed_launcher_leaves_nothing_and_resumes_to_the_same_results(
+def test_a_run_survives_kills_of_its_processes_and_of_its_launcher_with_the_same_results(
     tmp_path: Path, start_trained: Start, strict_run: RunFolder
 ) -> None:
-    run = start_trained(*STRICT)
+    """The test kills the other processes after the first step, and the launcher after the second step."""
+    settings = (*STRICT, "learner.checkpoints.every=2")
+    run = start_trained(*settings)
     run.wait_for("step")
+    for name in ("learner", "head", "rollout-0", "generator-0"):
+        run.signal(name)
+        run.wait_until(lambda name=name: len(list_process_ids(run.folder, name)) == 2)
+    run.wait_for("step", 2)
     launcher, *children = family(run.process.pid)
     held = list_held([launcher, *children])
     assert len(children) >= 6
     assert {run.folder.sockets, run.folder.shared_memory} < held
     run.kill()
     wait_until_exited(children)
+    assert read_messages(run.folder, "head", TrajectoryFailed) == []
     start_next_run(tmp_path)
     assert [path for path in held if path.exists()] == []
-    start_trained(*STRICT, "--resume").succeed()
-    read_conserved_summary(run.folder)
-    assert list_divergences(strict_run, run.folder) == []
-
-
-def test_a_run_survives_a_kill_of_any_process_with_the_same_results(
-    start_trained: Start, strict_run: RunFolder
-) -> None:
-    """The test kills each process once in the middle of the run; no work is lost or done twice."""
-    run = start_trained(*STRICT, "learner.checkpoints.every=3")
-    run.wait_for("step")
-    for name in ("learner", "head", "rollout-0", "generator-0"):
-        run.signal(name)
-        run.wait_until(lambda name=name: len(list_process_ids(run.folder, name)) == 2)
-    run.succeed()
-    summary = read_conserved_summary(run.folder)
-    assert summary["trajectories_abandoned"] == summary["trajectories_failed"] == 0
+    start_trained(*settings, "--resume").succeed()
+    assert read_conserved_summary(run.folder)["trajectories_failed"] == 0
     assert [step["step"] for step in metrics(run.folder, "step")] == [1, 2, 3]
     assert [line["label"] for line in metrics(run.folder, "evaluation")] == [
         *("start_sampled", "start_greedy"),

@@ -1,4 +1,4 @@
-"""A separate Docker engine is killed or stopped during these runs."""
+"""A separate Docker engine is killed or stopped during runs, and under a sandbox without a run."""
 
 import asyncio
 import re
@@ -9,17 +9,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from asterism.bus.messages import CallFailed, TrajectoryFailed
+from asterism.bus.messages import CallFailed, CodeOk, Output, TrajectoryFailed
 from asterism.configs.run_folder import RunFolder
+from asterism.sandbox.contract import CodeResult, SandboxFailure
 from asterism.sandbox.hosts.docker.docker_api import DockerEngine
 from asterism.sandbox.hosts.docker.docker_host import remove_stale_containers
 from tests.actors.runs.running import Start, metrics, read_conserved_summary, read_log_entries, read_messages
 from tests.chaos.play import find_leftovers
+from tests.sandbox.conftest import wait_for_outcome
+from tests.sandbox.hosts.docker.containers import list_containers as list_owned_containers
+from tests.sandbox.hosts.docker.containers import run_containers
 from tests.sandbox.own_engine import Engine, needs_root, own_engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, needs_root]
 
-STEPS = 8
+STEPS = 6
 SETTINGS = ("sandbox.backend=docker", f"rl.steps={STEPS}", "rl.prompts=4", "rl.rollouts=8", "evaluation.questions=2")
 
 
@@ -100,3 +104,21 @@ def test_a_stopped_docker_engine_ends_the_run_and_is_named(start_trained: Start,
     assert list(find_leftovers(folder)) == []
     engine.start()
     assert list_containers(engine) == []
+
+
+# The first test of this file kills the engine too.
+@pytest.mark.parametrize("how", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)])
+@pytest.mark.real_clock
+async def test_the_sandbox_continues_after_a_restart_of_the_engine(engine: Engine, how: signal.Signals) -> None:
+    async with run_containers() as (client, host):
+        code = "import time; time.sleep(0.5); print(1)"
+        calls = [client.program(code, trajectory=number) for number in range(100)]
+        in_flight = asyncio.gather(*calls, return_exceptions=True)
+        await client.program("print(1)", trajectory=1000)
+        await asyncio.to_thread(engine.stop, how)
+        await asyncio.to_thread(engine.start)
+        results = await in_flight
+        assert all(isinstance(result, CodeResult | SandboxFailure) for result in results), results
+        assert await asyncio.wait_for(wait_for_outcome(client), 60) == CodeOk(Output("42\n"))
+        (container,) = host.live_containers
+        assert await list_owned_containers(host.gate.owner) == [container.id]

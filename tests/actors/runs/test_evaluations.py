@@ -1,6 +1,7 @@
 """A run over real processes evaluates two sets during training; `asterism eval` gives the same answers.
 
-Evaluations have a higher length limit than training: in the run, in `asterism eval`, and in forks.
+Evaluations have a higher length limit than training: in the run, in `asterism eval`, and in forks. The run has a user's
+reward functions, loss and advantages.
 """
 
 import json
@@ -13,6 +14,7 @@ from asterism.bus.addresses import HEAD, ROLLOUT
 from asterism.bus.messages import StartGroup, TrajectoryFinished
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
+from tests.actors.cli.invoking import read_output
 from tests.actors.runs.running import (
     asterism_output,
     from_cold_start_of,
@@ -21,6 +23,7 @@ from tests.actors.runs.running import (
     read_messages,
     whole_run,
 )
+from tests.actors.runs.test_reward_functions import read_regraded, set_functions, write_rewards
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +41,13 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory, finished: RunFolder) -> 
         "determinism=strict",  # printed memory addresses would make answers differ
     )
     runs = tmp_path_factory.mktemp("evaluated")
-    return whole_run(runs, *from_cold_start_of(finished), *settings, sets)[0]
+    rewards = write_rewards(runs)
+    plug_ins = (
+        *set_functions(correct="math", length=f"{rewards}:score_length", verl=f"{rewards}:compute_score"),
+        *(f"learner.loss.function={rewards}:compute_loss", f"rl.advantage_estimator={rewards}:center"),
+        "reward.weights.verl=0.5",
+    )
+    return whole_run(runs, *from_cold_start_of(finished), *settings, sets, *plug_ins)[0]
 
 
 class Ended(NamedTuple):
@@ -111,9 +120,11 @@ def test_a_branch_of_a_trajectory_of_an_evaluation_has_the_limit_of_evaluations(
     ended = list_ended(evaluated, "evaluate")
     trajectory = [each.trajectory for each in ended if (each.tokens, each.ending) == (EVALUATED, "length")][-1]
     result = evaluated.path.parent / "branch.json"
-    asterism_output("log", "fork", evaluated.path, trajectory, "--turn", 0, "--json", result)
-    outcome = json.loads(result.read_text())["branches"][0]["outcome"]
+    read_output("log", "fork", evaluated.path, trajectory, "--turn", 0, "--json", result)
+    forked = json.loads(result.read_text())
+    outcome = forked["branches"][0]["outcome"]
     assert (outcome["ending"], outcome["response_tokens"]) == ("length", EVALUATED)
+    assert outcome["reward"] == pytest.approx(forked["original"]["reward"])
 
 
 def test_the_best_checkpoint_is_kept_and_named(evaluated: RunFolder) -> None:
@@ -121,3 +132,26 @@ def test_the_best_checkpoint_is_kept_and_named(evaluated: RunFolder) -> None:
     lines = [line for line in metrics(evaluated, "evaluation") if str(line["label"]).endswith("sampled")]
     assert best["reward"] == max(line["set all: reward"] for line in lines)
     assert (evaluated.path / best["path"] / "model.safetensors").exists()
+
+
+def test_rewards_of_functions_are_logged_trained_on_and_replayed(evaluated: RunFolder) -> None:
+    ended = read_messages(evaluated, HEAD, TrajectoryFinished)
+    assert ended
+    for message in ended:
+        length = -0.001 * message.record.response_tokens
+        correct, verl = message.components["correct"], message.components["verl"]
+        assert message.components == {
+            "correct": correct,
+            "length": length,
+            "verl": verl,
+            "verl.digits": pytest.approx(1.5, abs=1.5),
+        }
+        assert message.reward == pytest.approx(correct + length + 0.5 * verl)
+        assert correct == 0.0 or message.ending == "answered"
+    for step in metrics(evaluated, "step"):
+        assert {"reward: correct", "reward: length", "reward: verl", "reward: verl.digits"} <= step.keys()
+        assert step["rows"] == 0 or step["sequence_ratio"] == pytest.approx(1.0, abs=0.2)
+        assert "clip_fraction" not in step
+    assert sum(step["rows"] for step in metrics(evaluated, "step")) > 0
+    assert read_regraded(evaluated)["changed"] == 0
+    assert read_regraded(evaluated, "reward.weights.length=0")["changed"] > 0

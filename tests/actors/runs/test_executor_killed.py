@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from asterism.actors.launch.child_processes import ChildProcesses
+from asterism.actors.launch.child_processes import ChildProcesses, ProcessDied
 from asterism.actors.launch.executor_registry import ExecutorRegistry
 from asterism.actors.launch.supervisor import Supervisor
 from asterism.actors.runtime.decider_loop import DeciderLoop, make_steady_clock
@@ -29,7 +29,7 @@ from tests.fakes import ANSWER, TOKENIZER, generated, rules, start_group
 
 pytestmark = pytest.mark.slow
 
-TRAJECTORIES = 400
+TRAJECTORIES = 300
 MIN_IN_FLIGHT = 200  # calls in flight when the executor is killed
 BOUND = 100_000
 
@@ -53,17 +53,15 @@ def script(trajectory_id: int) -> list[str]:
 class Node:
     """A rollout and real executor processes; the other processes of a run are simulated."""
 
-    def __init__(self, path: Path, executors: int) -> None:
+    def __init__(self, path: Path, sandbox: SandboxConfig) -> None:
         folder = RunFolder(path)
         for each in (folder.logs, folder.sockets):
             each.mkdir(parents=True, exist_ok=True)
-        write_resolved(
-            RunConfig(name="killed", sandbox=SandboxConfig(backend="process", executors=executors)), folder.config
-        )
+        write_resolved(RunConfig(name="killed", sandbox=sandbox), folder.config)
         write_task_descriptions(folder, {"": MATH_PYTHON})
         self._sockets = folder.sockets
         self.children = ChildProcesses(folder)
-        self.names = tuple(f"executor-{index}" for index in range(executors))
+        self.names = tuple(f"executor-{index}" for index in range(sandbox.executors))
         self.launcher = self._bus("launcher")
         self.executors = ExecutorRegistry(
             self.names,
@@ -170,7 +168,7 @@ def decode_texts(ended: list[msg.TrajectoryFinished | msg.TrajectoryFailed]) -> 
 @pytest.mark.parametrize("executors", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_every_call_in_flight_is_answered_once_by_another_incarnation(tmp_path: Path, executors: int) -> None:
     async def scenario() -> None:
-        node = Node(tmp_path / "killed", executors)
+        node = Node(tmp_path / "killed", SandboxConfig(backend="process", executors=executors))
         node.start()
         try:
             await node.wait_until(lambda: len(node.rollout.placement.loads) == executors)
@@ -195,7 +193,7 @@ def test_every_call_in_flight_is_answered_once_by_another_incarnation(tmp_path: 
 
 def test_calls_that_are_lost_twice_fail_their_trajectories_and_the_others_finish(tmp_path: Path) -> None:
     async def scenario() -> None:
-        node = Node(tmp_path / "killed", 1)
+        node = Node(tmp_path / "killed", SandboxConfig(backend="process"))
         node.start()
         try:
             await node.wait_until(lambda: len(node.rollout.placement.loads) == 1)
@@ -211,5 +209,18 @@ def test_calls_that_are_lost_twice_fail_their_trajectories_and_the_others_finish
         lost = Counter(end.cause for end in node.ended if isinstance(end, msg.TrajectoryFailed))
         assert set(lost) == {"executor left: executor-0 was killed by signal 9"}
         assert 0 < lost.total() <= TRAJECTORIES
+
+    uvloop.run(scenario())
+
+
+def test_an_executor_that_cannot_start_is_not_restarted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node = Node(tmp_path / "failed", SandboxConfig(backend="docker", image="no-such-image:missing"))
+        node.start()
+        try:
+            with pytest.raises(ProcessDied, match="executor-0 ended with exit code 2"):
+                await node.supervisor.wait_for_failure()
+        finally:
+            await node.stop()
 
     uvloop.run(scenario())

@@ -1,4 +1,4 @@
-"""Runs on a disk that becomes full end with an error, and resume with free space."""
+"""Runs on a disk that becomes full end with an error, and resume with free space. They have a rollout policy."""
 
 import contextlib
 import json
@@ -25,8 +25,9 @@ from tests.chaos.play import find_leftovers
 
 pytestmark = [pytest.mark.slow, pytest.mark.hosts]
 
-STEPS = 8  # enough steps that the test can stop the learner before the run ends
-SETTINGS = (f"rl.steps={STEPS}", "evaluation.questions=2")
+STEPS = 6  # enough steps that the test can stop the learner before the run ends
+POLICY = "rl.rollout_policy=examples/rollout_policies.py:TreeSearch"
+SETTINGS = (f"rl.steps={STEPS}", "evaluation.questions=2", POLICY)
 FILE = r"(events|logs|batches|checkpoints)/\S+|(metrics|answers)\.jsonl"
 
 

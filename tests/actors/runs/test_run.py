@@ -1,6 +1,7 @@
 """Whole runs of the tiny task have all real processes: launcher, head, rollout, generator, executor and learner."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -113,14 +114,24 @@ def test_two_executors_share_a_run(start_trained: Start) -> None:
     assert json.loads(run.folder.summary.read_text())["replay_identical"] is True
 
 
-def test_a_bfloat16_engines_logprobs_differ_from_the_learners_within_the_stated_bounds(start_trained: Start) -> None:
-    settings = ("engine.dtype=bfloat16", "rl.steps=1", "rl.prompts=6", "rl.rollouts=8", "evaluation.questions=0")
-    run = start_trained(*settings)
-    run.succeed()
-    [step] = metrics(run.folder, "step")
-    assert step["rows"] > 0
-    assert 1e-4 < step["mismatch_mean"] < 0.01  # measured: 0.002 to 0.003; in float32 1e-7
-    assert step["mismatch_max"] < 0.3  # measured: 0.09
+def test_a_bfloat16_engines_logprobs_differ_within_the_stated_bounds_and_a_health_check_stops_the_run(
+    start_trained: Start,
+) -> None:
+    """The health check has a limit that every difference exceeds, so that the first step ends the run."""
+    check = ("health.mismatch=stop", "health.mismatch_k3_nats=0", "health.window_steps=1")
+    sizes = ("rl.steps=50", "rl.prompts=6", "rl.rollouts=8", "evaluation.questions=0")
+    run = start_trained("engine.dtype=bfloat16", *check, *sizes)
+    output = run.end(1)
+    assert re.search(r"failed: step 1: health\.mismatch\b", output)
+    assert re.search(r"in the last 1 steps, the KL divergence \(k3\) is \S+ nats per token", " ".join(output.split()))
+    report = next(each for each in metrics(run.folder, "health") if each["check"] == "mismatch")
+    assert (report["step"], report["action"]) == (1, "stop")
+    assert "mismatch" in [each["check"] for each in read_log_entries(run.folder, "health.reported")]
+    steps = metrics(run.folder, "step")
+    assert 1 <= len(steps) < 50  # some steps can end before the processes stop
+    assert steps[0]["rows"] > 0
+    assert 1e-4 < steps[0]["mismatch_mean"] < 0.01  # measured: 0.002 to 0.003; in float32 1e-7
+    assert steps[0]["mismatch_max"] < 0.3  # measured: 0.09
     assert not run.folder.curves.exists()  # log.curves is false
 
 
@@ -163,16 +174,3 @@ def test_a_run_without_any_result_fails_with_the_first_cause(
     assert "logits are not finite" in output
     assert "accuracy" not in output
     assert not run.folder.summary.exists()
-
-
-def test_a_health_check_with_stop_ends_the_run_with_its_message(start_trained: Start) -> None:
-    """With a limit of 2 tokens, every trajectory of the first step reaches the length limit."""
-    limits = ("health.length_limit=stop", "health.length_limit_share=0.5", "health.length_limit_steps=1")
-    run = start_trained(*limits, "dialogue.response_tokens=2", "evaluation.questions=0", "rl.steps=50")
-    output = run.end(1)
-    assert "failed: step 1: health.length_limit: " in output
-    assert "100% of the trajectories of the last 1 steps reach" in output
-    report = next(each for each in metrics(run.folder, "health") if each["check"] == "length_limit")
-    assert (report["step"], report["action"]) == (1, "stop")
-    assert len(metrics(run.folder, "step")) < 50  # some steps can end before the processes stop
-    assert "length_limit" in [each["check"] for each in read_log_entries(run.folder, "health.reported")]

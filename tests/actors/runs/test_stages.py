@@ -4,6 +4,7 @@ import json
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,22 +18,25 @@ from asterism.engine.learner.checkpoints.training_state import read_whole_weight
 from tests.actors.cli.invoking import read_output
 from tests.actors.runs.running import ASTERISM, ROOT, SMALL, metrics, read_messages, start_command, wait_until
 
-STAGES = """
-[[stages]]
+STAGES = {
+    "short": """
 name = "short"
 dialogue.response_tokens = 96
 log.curves = false
-[[stages]]
+""",
+    "early": """
 name = "early"
 log.curves = false
 rl.steps = 9
 early_stopping = { window_steps = 1, min_reward_gain = 9.0 }  # holds after step 2
 dialogue.response_tokens = 128
-[[stages]]
+""",
+    "unsolved": """
 name = "unsolved"
 problems = "unsolved"
 rl.steps = 2
-"""
+""",
+}
 EARLY_END = 3  # a stage ends one step after its rule holds
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -59,14 +63,16 @@ def model(finished: RunFolder) -> Path:
     return finished.get_checkpoint_path(0)
 
 
-@pytest.fixture(scope="module")
-def staged(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StagesFolder]:
+@pytest.fixture(scope="module", params=[("early", "unsolved"), pytest.param(tuple(STAGES), marks=pytest.mark.nightly)])
+def staged(
+    request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StagesFolder]:
     """Return a run that was killed in its second stage and then resumed, from a model with a cold start."""
     folder = tmp_path_factory.mktemp("stages")
     text = (ROOT / "configs" / "tiny.toml").read_text().replace("steps = 60\n", "steps = 2\n")
-    (folder / "stages.toml").write_text(text + STAGES)
+    (folder / "stages.toml").write_text(text + "".join(f"\n[[stages]]{STAGES[name]}" for name in request.param))
     stages = StagesFolder(folder / "demo")
-    second = stages.get_stage(2, "early")
+    second = stages.get_stage(2, request.param[1])
     with start(folder, model) as process:
         wait_until(lambda: bool(metrics(second, "step")), process, patience_s=600)
         process.kill()
@@ -76,8 +82,7 @@ def staged(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
     yield stages
 
 
-def list_stages(staged: StagesFolder) -> list[RunFolder]:
-    return [staged.get_stage(number, name) for number, name in enumerate(("short", "early", "unsolved"), 1)]
+with_all_stages = pytest.mark.parametrize("staged", [tuple(STAGES)], indirect=True)
 
 
 def list_groups(folder: RunFolder) -> list[StartGroup]:
@@ -100,17 +105,16 @@ def _read_export(folder: RunFolder, step: int) -> dict[str, torch.Tensor]:
 
 
 def test_each_stage_begins_with_the_last_weights_of_the_previous_stage(staged: StagesFolder) -> None:
-    first, second, third = list_stages(staged)
-    for before, after in ((first, second), (second, third)):
+    stages = staged.list_begun()
+    for before, after in pairwise(stages):
         end, begin = read_weights(before, list_saved_steps(before.checkpoints)[-1]), read_weights(after, 0)
         assert len(end) == 3
         assert all(torch.equal(end[name], begin[name]) for name in end)
-    assert metrics(first, "sft")
-    assert not metrics(second, "sft")
+    assert [bool(metrics(folder, "sft")) for folder in stages] == [True, *[False] * (len(stages) - 1)]
 
 
 def test_a_rule_ends_a_stage_and_its_last_step_is_saved(staged: StagesFolder) -> None:
-    folder = list_stages(staged)[1]
+    folder = staged.list_begun()[-2]
     assert [line["step"] for line in metrics(folder, "step")] == list(range(1, EARLY_END + 1))
     assert list_saved_steps(folder.checkpoints)[-1] == EARLY_END
     assert _read_export(folder, EARLY_END)
@@ -121,7 +125,7 @@ def test_a_rule_ends_a_stage_and_its_last_step_is_saved(staged: StagesFolder) ->
 
 def test_the_last_stage_has_the_problems_that_the_event_log_shows_as_unsolved(staged: StagesFolder) -> None:
     """The run itself counts solved problems from its structured logs."""
-    _, before, last = list_stages(staged)
+    *_, before, last = staged.list_begun()
     rewards: defaultdict[int, dict[int, float]] = defaultdict(dict)
     for end in read_messages(before, "head", TrajectoryFinished):
         rewards[end.group_id][end.trajectory_id] = end.reward
@@ -131,7 +135,7 @@ def test_the_last_stage_has_the_problems_that_the_event_log_shows_as_unsolved(st
         for problem, group in last_groups.items()
         if len(rewards[group.group_id]) == group.size and min(rewards[group.group_id].values()) > 0
     }
-    rows = (staged.get_stage(1, "short").data / "train.jsonl").read_text().splitlines()
+    rows = (staged.list_begun()[0].data / "train.jsonl").read_text().splitlines()
     expected = [row for number, row in enumerate(rows, 1) if f"train.jsonl:{number}" not in solved]
     written = (staged.path / "unsolved_unsolved.jsonl").read_text().splitlines()
     assert [json.loads(row) for row in written] == [json.loads(row) for row in expected]
@@ -141,20 +145,23 @@ def test_the_last_stage_has_the_problems_that_the_event_log_shows_as_unsolved(st
     assert all(name.startswith("unsolved_unsolved.jsonl:") for name in names)
 
 
+@pytest.mark.nightly
+@with_all_stages
 def test_the_second_stage_continues_the_order_of_problems(staged: StagesFolder) -> None:
-    first, second = ([group.problem for group in list_groups(folder)] for folder in list_stages(staged)[:2])
+    first, second = ([group.problem for group in list_groups(folder)] for folder in staged.list_begun()[:2])
     assert not set(first) & set(second[:16])  # the first stage has 48 of the 64 problems
 
 
 def test_the_report_shows_all_stages(staged: StagesFolder) -> None:
     staged.curves.unlink()
-    assert read_output("report", staged.path).count("correct answers, sampled") == 3
+    assert read_output("report", staged.path).count("correct answers, sampled") == len(staged.list_begun())
     assert staged.curves.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.nightly
+@with_all_stages
 def test_a_stage_is_repeated_from_the_results_of_the_previous_stage(staged: StagesFolder, model: Path) -> None:
-    first, second, third = list_stages(staged)
+    first, second, third = staged.list_begun()
     kept = [(folder.metrics.read_text(), read_weights(folder, 2)) for folder in (first, second)]
     launched = third.launch_counter.stat().st_mtime_ns
     with start(staged.path.parent, model, "--from-stage", "unsolved", "--overwrite") as process:

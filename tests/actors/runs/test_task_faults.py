@@ -107,6 +107,9 @@ max_refill_groups = 0
 [learner]
 threads = 1
 
+[log]
+curves = false
+
 [evaluation]
 questions = 0
 

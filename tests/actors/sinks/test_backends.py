@@ -16,7 +16,7 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.machines import MetricsConfig
 from asterism.configs.schema.run_config import RunConfig
 from tests.actors.cli.invoking import read_output, read_refusal
-from tests.actors.runs.running import ROOT, Start, asterism_output, metrics
+from tests.actors.runs.running import ROOT, Start, metrics
 from tests.actors.sinks.backends import Stored, expected_values, read_backend, write_lines
 
 pytestmark = pytest.mark.slow
@@ -80,7 +80,7 @@ def test_a_backend_continues_its_run_after_repeated_steps(name: str, folder: Run
 def test_texts_of_health_reports_are_delivered(folder: RunFolder) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    asterism_output("metrics", "sync", folder.path, "--sink", "tensorboard")
+    sync(folder, "--sink", "tensorboard")
     events = EventAccumulator(str(folder.path / "tensorboard" / "rl")).Reload().Tensors("health/entropy_message")
     assert [(event.step, event.tensor_proto.string_val) for event in events] == [
         (2, [b"warn: the entropy is 0.01 nats"])
@@ -95,18 +95,18 @@ def silent_server() -> Iterator[str]:
 
 
 def test_every_backend_has_the_metrics_of_a_run_that_was_killed_and_resumed(
-    tmp_path: Path, start: Start, silent_server: str
+    start_trained: Start, silent_server: str
 ) -> None:
     """Before the kill, MLflow's server does not answer. This delays neither the run nor the other backends."""
-    settings = (f"metrics.sinks={json.dumps(SINKS)}", "metrics.wandb_mode=offline")
-    first = start(tmp_path, *settings, f"metrics.mlflow_uri={silent_server}")
+    settings = (f"metrics.sinks={json.dumps(SINKS)}", "metrics.wandb_mode=offline", "sft.steps=4")
+    first = start_trained(*settings, f"metrics.mlflow_uri={silent_server}")
     folder = first.folder
     first.wait_for("step", 2)
     first.wait_until(lambda: count_undelivered(folder, "tensorboard")[0] == 0)
     first.kill()
     assert count_undelivered(folder, "mlflow")[0] == count_undelivered(folder, "mlflow")[1] > 0
 
-    output = start(tmp_path, *settings, "--resume", "metrics.flush_s=240").succeed()
+    output = start_trained(*settings, "--resume", "metrics.flush_s=240").succeed()
     assert "has an error" not in output
     assert "has not received" not in output
     assert [step["step"] for step in metrics(folder, "step")] == [1, 2, 3]

@@ -125,7 +125,10 @@ WIDE_CASES: dict[str, WideCase] = {
     "experts": WideCase("full", layers=1, experts=_EXPERTS),
 }
 # cases of LEARNER_CASES and WIDE_CASES that `make test` leaves out; each differs from others only by its checkpointing
-NIGHTLY_CASES = {"compiled", "compiled, attention", "compiled, full"}
+NIGHTLY_CASES = {
+    *("compiled", "compiled with selective checkpointing"),
+    *("compiled, selective", "compiled, attention", "compiled, full"),
+}
 PART_CASES = {"project": "project", "finish": "finish"}  # methods of DecoderLayer that are compiled alone
 # by defect (planted_defects.py): the group and the name of the case that finds the defect
 PLANTED_CASES: dict[str, tuple[str, str]] = {

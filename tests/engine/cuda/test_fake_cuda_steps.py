@@ -67,15 +67,16 @@ def mark_nightly(names: Iterable[str]) -> list[Any]:
 
 
 for_learner_cases = pytest.mark.parametrize("name", mark_nightly(LEARNER_CASES))
+for_steps = pytest.mark.parametrize("name", mark_nightly([*LEARNER_CASES, "compiled, none"]))
 
 
-@for_learner_cases
+@for_steps
 def test_a_step_waits_for_the_gpu_only_at_its_end(report: CaseReport) -> None:
     assert set(report.syncs) <= ALLOWED_SYNCS
     assert 0 < len(report.syncs) <= MAX_SYNCS_PER_UPDATE * report.updates
 
 
-@for_learner_cases
+@for_steps
 def test_a_step_copies_from_page_locked_memory_and_does_not_wait(report: CaseReport) -> None:
     assert report.pageable_copies == []
     assert report.blocking_copies == []

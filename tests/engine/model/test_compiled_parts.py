@@ -46,7 +46,7 @@ def compute_gradient(model: CausalLM, lengths: Sequence[int]) -> Tensor:
 @pytest.mark.parametrize(
     ("model_type", "modes"),
     [
-        ("qwen3", ("none", "selective")),
+        ("qwen3", ("selective",)),
         *(pytest.param(each, CHECKPOINTING, marks=pytest.mark.nightly) for each in ARCHITECTURES),
     ],
 )

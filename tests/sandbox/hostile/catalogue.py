@@ -20,3 +20,5 @@ HOSTILE: dict[str, Hostile] = {
     )
     for hostile in part
 }
+# Programs that attack only Python and the harness in their own process, whose code is the same on every host.
+WITHIN_THEIR_PROCESS = {hostile.name for part in (INTERPRETER, TEXTS, HARNESS) for hostile in part}

@@ -8,13 +8,16 @@ import os
 import pytest
 
 from asterism.sandbox.contract import SandboxFailure
+from tests.sandbox.conftest import nightly_in_containers
 from tests.sandbox.hostile.arena import NOTEBOOK_IS_KEPT, Arena
-from tests.sandbox.hostile.catalogue import HOSTILE
+from tests.sandbox.hostile.catalogue import HOSTILE, WITHIN_THEIR_PROCESS
 from tests.sandbox.hostile.conftest import Batches
 from tests.sandbox.hostile.without_namespaces import KNOWN_ESCAPES, get_skip_reason
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[nightly_in_containers] * (name in WITHIN_THEIR_PROCESS)) for name in HOSTILE]
+)
 def test_a_program_that(arena_pair: list[Arena], batches: Batches, name: str) -> None:
     hostile = HOSTILE[name]
     arena = arena_pair[hostile.reaches_limit]

@@ -206,6 +206,15 @@ def test_a_fork_is_as_deterministic_as_its_run(
     assert made == [("engine", determinism == "strict"), ("executor", determinism == "strict")]
 
 
+def test_a_fork_of_a_run_with_a_rollout_policy_is_refused(finished: RunFolder, tmp_path: Path) -> None:
+    copy = copy_run(finished, tmp_path)
+    copy.config.write_text(copy.config.read_text().replace('"independent"', '"examples.rollout_policies:TreeSearch"'))
+    refusal = refused(copy, answered(finished, 0).trajectory_id, "--checkpoint", finished.get_checkpoint_path(0))
+    assert (
+        "rl.rollout_policy = examples.rollout_policies:TreeSearch: a trajectory may depend on its siblings" in refusal
+    )
+
+
 def test_a_log_whose_replay_has_other_tokens_is_refused(finished: RunFolder, tmp_path: Path) -> None:
     copy = copy_run(finished, tmp_path)
     resolved = copy.config.read_text()

@@ -50,13 +50,13 @@ async def test_a_killed_or_frozen_container_causes_failures_and_is_replaced_with
     async with run_containers(time_limit_s=500.0) as (client, host):
         (before,) = host.live_containers
         drawn = await client.printed("import random\nx = random.random()\nx", 2000)
-        codes = ["import time; time.sleep(600)"] * 5 + ["import time; time.sleep(0.2); print(1)"] * 300
+        codes = ["import time; time.sleep(600)"] * 5 + ["import time; time.sleep(0.2); print(1)"] * 150
         in_flight = asyncio.create_task(run_all(client, codes))
         await client.program("print(1)", trajectory=1000)
         stop_container(failure, before.id)
         monkeypatch.setattr(docker_host, "_HEARTBEAT_TIMEOUT_S", 2.0)  # a busy machine can delay earlier answers
         results = await in_flight
-        assert len(results) == 305
+        assert len(results) == 155
         assert all(isinstance(result, SandboxFailure) for result in results[:5])  # calls in flight at the failure
         assert {result.outcome for result in results if isinstance(result, CodeResult)} <= {CodeOk(Output("1\n"))}
         assert await wait_for_outcome(client) == CodeOk(Output("42\n"))
