@@ -9,10 +9,12 @@ from random import Random
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from asterism.configs.errors import UnusableInput
 from asterism.tasks.curation.cleaning import CleanOptions, CleanReport, RemovedRow, clean_questions
+from asterism.tasks.curation.duplicate_index import DuplicateIndex, QuestionFeatures
 from tests.tasks.curation.word_problems import WRAPPER, copy_exactly, copy_nearly, draw_word_problems, embed
 
 pytestmark = pytest.mark.slow
@@ -169,6 +171,14 @@ def test_one_bad_row_of_20_000_is_not_fatal(tmp_path: Path) -> None:
     report, kept, removed = clean(write_jsonl(tmp_path / "rows.jsonl", rows))
     assert (report.num_rows, len(kept), list(report.num_removed)) == (20_000, 19_999, ["unusable"])
     assert "row 14001" in removed[""].detail
+
+
+def test_different_questions_have_different_keys() -> None:
+    """One column is an answer, and the others are the words, the numbers and the plain text of a question."""
+    index = DuplicateIndex()
+    digests = np.random.default_rng(0).integers(2**64, size=(4, 2**17), dtype=np.uint64)
+    index.add(QuestionFeatures(digests, np.empty((2**17, 12), np.uint64)))
+    assert index.find_repeats(np.zeros(2**17, np.bool_), num_tests=0) == ([], [])
 
 
 def test_named_columns_are_kept_and_files_are_compressed(tmp_path: Path) -> None:
