@@ -8,7 +8,8 @@ fields ({"function": "Pool.take", "old": "...", "new": "..."}); `gone` has the r
 The tests of a package are in the deepest folder of tests/ that mirrors its path; test_NAME.py runs first. All mutations
 run with the fast tests, then the survivors with the slow tests. A test catches a mutation if it fails with the
 mutation, passes without it, and fails again with it. A timeout catches a mutation if the same tests pass without it.
-Each mutation and speed has a line in results.jsonl. A call continues an earlier call with the same commit and label.
+Each result is appended to results.jsonl; the end of a call joins the lines of a mutation. A call continues an earlier
+call with the same commit and label.
 """
 
 import argparse
@@ -219,7 +220,26 @@ def list_missing(tree: Path, mutations: list[Mutation]) -> Iterator[str]:
 
 
 def read_results() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    """Return one dict for each run of tests."""
+    lines = map(json.loads, RESULTS.read_text().splitlines()) if RESULTS.exists() else ()
+    return [
+        {"number": line["number"], "label": label, **run}
+        for line in lines
+        for label, runs in line.items()
+        if label != "number"
+        for run in runs
+    ]
+
+
+def join_results() -> None:
+    """Write one line for each mutation, with all its results."""
+    joined: dict[int, dict[str, Any]] = {}
+    for result in read_results():
+        number, label = result.pop("number"), result.pop("label")
+        joined.setdefault(number, {"number": number}).setdefault(label, []).append(result)
+    written = RESULTS.with_suffix(".new")
+    written.write_text("".join(json.dumps(joined[number]) + "\n" for number in sorted(joined)))
+    written.replace(RESULTS)
 
 
 def read_outcomes(label: str, commit: str) -> dict[str, set[int]]:
@@ -241,9 +261,10 @@ def run_all(machine: Machine, mutations: list[Mutation], label: str, commit: str
         began = time.monotonic()
         gone = {"outcome": "gone", "by": mutation.gone}
         outcome = gone if mutation.gone else try_mutation(machine, mutation, speed, passed_s)
-        result = {"number": mutation.number, "label": label, "commit": commit, "speed": speed, **outcome}
+        result = {"commit": commit, "speed": speed, **outcome, "seconds": round(time.monotonic() - began, 1)}
         with RESULTS.open("a") as results:
-            results.write(json.dumps({**result, "seconds": round(time.monotonic() - began, 1)}) + "\n")
+            results.write(json.dumps({"number": mutation.number, label: [result]}) + "\n")
+    join_results()
 
 
 def summarize(label: str, commit: str) -> str:
