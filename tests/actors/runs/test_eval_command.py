@@ -51,7 +51,10 @@ def evaluation(finished: RunFolder) -> tuple[RunFolder, str]:
 def read_results(folder: RunFolder) -> dict[str, Any]:
     """Return the results without names and durations."""
     results = json.loads(folder.results.read_text())
-    del results["name"], results["results"][0]["time_seconds"], results["sets"]["aime"]["seconds"]
+    aime = results["sets"]["aime"]
+    del results["name"], results["results"][0]["time_seconds"], aime["seconds"]
+    for level in aime["by_difficulty"].values():
+        del level["seconds"]
     return results
 
 
