@@ -106,7 +106,7 @@ def test_a_stopped_docker_engine_ends_the_run_and_is_named(start_trained: Start,
     assert list_containers(engine) == []
 
 
-# The first test of this file kills the engine too.
+# The first test of this file kills the engine with SIGKILL in a whole run.
 @pytest.mark.parametrize("how", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)])
 @pytest.mark.real_clock
 async def test_the_sandbox_continues_after_a_restart_of_the_engine(engine: Engine, how: signal.Signals) -> None:

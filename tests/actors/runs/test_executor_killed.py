@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from structlog.testing import capture_logs
 
 from asterism.actors.launch.child_processes import ChildProcesses, ProcessDied
 from asterism.actors.launch.executor_registry import ExecutorRegistry
@@ -223,4 +224,6 @@ def test_an_executor_that_cannot_start_is_not_restarted(tmp_path: Path) -> None:
         finally:
             await node.stop()
 
-    uvloop.run(scenario())
+    with capture_logs() as logs:
+        uvloop.run(scenario())
+    assert [entry["name"] for entry in logs if entry["event"] == "process.started"] == ["executor-0"]

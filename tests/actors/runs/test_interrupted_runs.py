@@ -40,7 +40,7 @@ def interrupt_and_check(run: StartedRun, number: signal.Signals) -> int:
 
 
 def test_interrupts_save_the_last_trained_step_and_a_resume_continues_the_run(start_trained: Start) -> None:
-    """test_second_signals_during_the_save_leave_a_run_that_resumes also waits for the last step."""
+    """The test ends at the second signal; test_second_signals_... resumes a run to its last step."""
     settings = ("rl.steps=60", "learner.checkpoints.every=1000")  # some steps remain at both signals
     run = start_trained(*settings)
     run.wait_for("step", 2)
