@@ -99,6 +99,20 @@ def load_with_overrides(path: Path, overrides: Sequence[str], sections: Sequence
     return run
 
 
+def list_preset_changes(path: Path, overrides: Sequence[str], run: RunConfig) -> list[str]:
+    """List the preset's keys to which the run gives another value, such as `roc.enabled: false -> true`."""
+    layers = [read_layer(path), *map(parse_override, overrides)]
+    if (preset := _pop_preset(layers)) is None:
+        return []
+    values = msgspec.json.decode(msgspec.json.encode(run))  # with lists instead of tuples, as in TOML
+    return _diff_tables(preset.table, _select(values, preset.table), "")
+
+
+def _select(table: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a table that has the keys of another table."""
+    return {key: _select(table[key], each) if isinstance(each, dict) else table[key] for key, each in keys.items()}
+
+
 def write_resolved(run: RunConfig, path: Path) -> None:
     """Write every key, so that later defaults do not apply. Only the user can read the file, which can contain secrets.
 

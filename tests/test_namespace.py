@@ -34,7 +34,7 @@ name = "shouts"
 prepare.import = "asterism.tasks.tiny.prepare:TinyDemo"
 prepare.parameters = { num_train_questions = 8, num_test_questions = 8, num_sft_dialogues = 200 }
 learner.threads = 1
-rl = { steps = 1, prompts = 2, rollouts = 4 }
+rl = { steps = 2, prompts = 2, rollouts = 4 }
 sft = { steps = 0 }
 evaluation = { questions = 2 }
 sandbox = { backend = "process", spare_notebooks = 1 }

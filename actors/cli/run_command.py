@@ -33,7 +33,7 @@ from asterism.bus.addresses import LAUNCHER
 from asterism.bus.process.structured_log import configure_logging
 from asterism.configs.atomic_write import DiskError, raising_disk_errors, write_atomically
 from asterism.configs.errors import UnusableInput
-from asterism.configs.load import load_run, load_stages
+from asterism.configs.load import list_preset_changes, load_run, load_stages
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.tools.task_description import TaskDescription, choose_accuracy_label
@@ -51,6 +51,8 @@ def run_recipe(config: Path, overrides: Sequence[str], selection: StageSelection
             raise UnusableInput(f"{config}: evaluation.only is for `asterism eval`; a run that trains must not set it")
         if place is not None and place.rank > 0:
             return join_run(configure_worker(run, place), console)
+        for line in list_preset_changes(config, overrides, run):
+            console.print(f"other value than the preset's: {line}", markup=False, highlight=False, soft_wrap=True)
         run = configure_head(run, place)
         return _run_configured(run, resume=selection.resume, overwrite=selection.overwrite, console=console)
     except RunAlreadyFinished as finished:

@@ -13,8 +13,8 @@ from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 
-# These tables have variables of processes (sglang, tasks), and arguments of the user's code (tasks).
-SECRET_TABLES = ("environment", "variables", "parameters")
+# These tables have variables of processes (sglang, tasks), and arguments of the user's code (tasks, engine).
+SECRET_TABLES = ("environment", "variables", "parameters", "options")
 HIDDEN = "(hidden)"
 
 

@@ -33,7 +33,7 @@ class OptimizerConfig(Section, frozen=True):
     name: str = "adamw"  # name of the optimizer: docs/learner.md
     lr: LearningRate = 1e-6  # learning rate after the warm-up
     final_lr_fraction: Annotated[float, Meta(ge=0, le=1)] = 1.0  # learning rate at the end, as a share of `lr`
-    warmup_steps: Count = 5  # optimizer updates during which the learning rate rises linearly
+    warmup_steps: Count = 5  # RL steps during which the learning rate rises linearly
     betas: tuple[Beta, Beta] = (0.9, 0.95)  # decay rates of AdamW's two moments
     weight_decay: NonNegativeFloat = 0.0  # decoupled weight decay of AdamW
     max_grad_norm: PositiveFloat = 1.0  # limit of the gradient norm; larger gradients are scaled down

@@ -1,6 +1,6 @@
 """Pyright checks the types of benchmarks/ here, and those of the product in `make check`, which has 40 seconds.
 
-The check takes 20 s of CPU time for the packages that benchmarks/ imports, so that `make test` leaves it out.
+The check takes 20 s of CPU time for the packages that benchmarks/ imports.
 """
 
 import subprocess
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_the_types_of_the_programs_are_right() -> None:
     pyright = Path(sys.executable).with_name("pyright")
     checked = subprocess.run(

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from asterism.configs.load import list_differences, load_run
+from asterism.configs.load import list_differences, list_preset_changes, load_run
 from asterism.configs.loading.config_layers import ConfigError
 from asterism.configs.schema.algorithm import RlConfig, RocConfig, Sampling
 from asterism.configs.schema.run_config import DataConfig, PrepareConfig, RunConfig
@@ -92,6 +92,13 @@ class TestLayers:
     def test_a_preset_can_be_set_on_the_command_line(self, config: Path):
         chosen = load(config, 'name = "a"', "preset=rstar2_release")
         assert chosen == load(config, 'name = "a"\npreset = "rstar2_release"')
+
+    def test_the_keys_with_other_values_than_the_presets_are_listed(self, config: Path):
+        run = load(
+            config, 'name = "a"\n[roc]\nenabled = true\n[learner.optimizer]\nbetas = [0.9, 0.95]\n', "preset=cispo"
+        )
+        assert list_preset_changes(config, ["preset=cispo"], run) == ["roc.enabled: false -> true"]
+        assert list_preset_changes(config, [], run) == []
 
     def test_every_preset_is_a_valid_configuration(self, config: Path):
         from asterism.configs.load import PRESETS_FOLDER

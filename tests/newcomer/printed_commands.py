@@ -22,6 +22,9 @@ REPLACED = {
     "asterism config [CONFIG]": "asterism config configs/tiny.toml",
     "asterism chat CHECKPOINT|URL": "asterism chat runs/demo --prompt 'What is 6 * 7?'",
     "asterism chat runs/demo": "echo 'What is 6 * 7?' | asterism chat runs/demo",
+    "asterism task check --config examples/programs.toml --task programs --attack": (
+        "python examples/programs.py && asterism task check --config examples/programs.toml --task programs --attack"
+    ),
     "asterism task check FILE:NAME --data F": (
         "python examples/guess.py && asterism task check examples/guess.py:Game --data runs/examples/guess/rows.jsonl"
     ),
