@@ -43,7 +43,7 @@ class CheckedInbox(Inbox):
 
     def __init__(self, bound: int, received: list[tuple[float, Delivery]]) -> None:
         super().__init__(bound)
-        self._received = received
+        self.received = received  # with arrival times
         self._next: dict[tuple[str, Lane, int], int] = {}
 
     def put(self, lane: Lane, deliveries: Sequence[Delivery]) -> None:
@@ -52,7 +52,7 @@ class CheckedInbox(Inbox):
             assert one.number == self._next.get(link, one.number), f"{link}: frame {one.number}, not {self._next[link]}"
             self._next[link] = one.number + 1
         now = asyncio.get_running_loop().time()
-        self._received += [(now, one) for one in deliveries]
+        self.received += [(now, one) for one in deliveries]
         super().put(lane, deliveries)
 
     def echo(self, lane: Lane, delivery: Delivery) -> None:
@@ -147,18 +147,19 @@ class SimulatedWire:
             self._take(connection, lane, packet)
 
     def _take(self, connection: Connection, lane: Lane, packet: Packet) -> None:
-        incoming, faults = self.links.on_packet, self.network.faults
-        incoming(lane, packet, partial(connection.answer, connection.num_broken))
-        if faults.echoes and self.process.startswith(DETECTS_DUPLICATES):
-            self._echo(lane, packet)
-
-    def _echo(self, lane: Lane, packet: Packet) -> None:
-        draw, loop = self.network.random, asyncio.get_running_loop()
         inbox = self.links.inbox
-        for number, frame in enumerate(packet.frames, packet.first):
-            if draw.random() < self.network.faults.echoes and isinstance(inbox, CheckedInbox):
+        assert isinstance(inbox, CheckedInbox)
+        num_received = len(inbox.received)
+        self.links.on_packet(lane, packet, partial(connection.answer, connection.num_broken))
+        if self.network.faults.echoes and self.process.startswith(DETECTS_DUPLICATES):
+            self._echo(lane, inbox, [delivery for _, delivery in inbox.received[num_received:]])
+
+    def _echo(self, lane: Lane, inbox: CheckedInbox, deliveries: Sequence[Delivery]) -> None:
+        """Deliver some frames again. The transport has accepted them: it refuses those of an earlier launch."""
+        draw, loop = self.network.random, asyncio.get_running_loop()
+        for delivery in deliveries:
+            if draw.random() < self.network.faults.echoes:
                 self.network.happened["echo"] += 1
-                delivery = Delivery(frame, packet.sender, lane, packet.epoch, number)
                 after_s = draw.choice([draw.expovariate(1), draw.uniform(0, ECHO_WITHIN_S)])
                 loop.call_later(after_s, inbox.echo, lane, delivery)
 
