@@ -8,8 +8,9 @@ import pytest
 
 from asterism.actors.sinks.contract import HIDDEN, BackendRun
 from asterism.actors.sinks.metric_records import MetricRecord, build_record, clean_name
+from asterism.configs.choices.engine_kinds import ENGINE_KINDS
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema.machines import MetricsConfig
+from asterism.configs.schema.machines import EngineConfig, MetricsConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.sglang import SGLangConfig
 from asterism.configs.schema.tasks import TaskConfig
@@ -61,9 +62,13 @@ def test_names_outside_ascii_remain_different() -> None:
     }
 
 
-def test_the_settings_for_a_backend_hide_tables_that_may_have_secrets(tmp_path: Path) -> None:
+def test_the_settings_for_a_backend_hide_tables_that_may_have_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENGINE_KINDS, "own", ENGINE_KINDS["embedded"]._replace(has_options=True))
     task = TaskConfig(name="web", data="q.jsonl", parameters={"key": "secret"}, variables={"TOKEN": "secret"})
-    run = RunConfig(name="demo", tasks=(task,), sglang=SGLangConfig(environment={"HF_TOKEN": "secret"}))
+    engine, sglang = EngineConfig(kind="own", options={"key": "secret"}), SGLangConfig(environment={"TOKEN": "secret"})
+    run = RunConfig(name="demo", tasks=(task,), engine=engine, sglang=sglang)
     backend_run = BackendRun("1", run, RunFolder(tmp_path))
     settings = backend_run.flatten_settings()
     assert "secret" not in str(settings) + str(backend_run.settings)
