@@ -142,3 +142,10 @@ def test_a_parsed_configuration_is_migrated_like_its_text() -> None:
     table = tomllib.loads(OLD)
     migrate(table)
     assert table == tomllib.loads(NEW)
+
+
+def test_import_paths_without_a_present_one_stay() -> None:
+    text = (
+        'rl.group_filter = "policies.groups.advantages:load_group_filter"\nreward.functions.a = "tasks.rewards:score"\n'
+    )
+    assert migrate_text(text) == text
