@@ -33,9 +33,10 @@ RENAMED_KEYS: dict[str, str] = {
 # Former values that mean "as in [sampling]"; today an absent key means this.
 _DROPPED_VALUES = {"evaluation.temperature": 0, "evaluation.top_p": 1, "evaluation.top_k": 0}
 _DEMO = 'import = "asterism.tasks.tiny.prepare:TinyDemo"'  # program with the keys of the former table [tiny]
-_DEMO_LINE = re.compile(r"^(\[?)tiny(?=[\s.=\]])", re.MULTILINE)
+_DEMO_LINE = re.compile(r"^([ \t]*\[?[ \t]*)tiny(?=[\s.=\]])", re.MULTILINE)
 _HEADER = re.compile(r"\s*\[+\s*([\w.-]+)\s*\]+")
 _ENTRY = re.compile(r"\s*(?P<key>[\w.-]+)\s*=\s*(?P<value>.*\n?)")
+_INLINE_ENTRY = re.compile(r"(?P<begin>[{,]\s*)(?P<key>[\w.]+)(?P<value>\s*=\s*[^,{}]*?)(?=\s*[,{}])")
 _STAGES = "stages"
 
 
@@ -88,23 +89,34 @@ def _move_demo(text: str) -> str:
     """Return the text with the former table [tiny] as parameters of the demo's program."""
     if not (first := _DEMO_LINE.search(text)):
         return text
-    program = f"[prepare]\n{_DEMO}\n\n" if first[1] else f"prepare.{_DEMO}\n"
+    program = f"[prepare]\n{_DEMO}\n\n" if "[" in first[1] else f"prepare.{_DEMO}\n"
+    if "\r\n" in text:
+        program = program.replace("\n", "\r\n")
     return text[: first.start()] + program + _DEMO_LINE.sub(r"\1prepare.parameters", text[first.start() :])
 
 
 def _rename_keys(line: str, section: str) -> str:
-    """Return the line with present keys; empty for a key with a dropped value."""
+    """Return the line with present keys; only the comment of a key with a dropped value."""
     if not (entry := _ENTRY.match(line)):
         return line
     prefix = f"{section}." if section else ""
     key = f"{prefix}{entry['key']}"
     if entry["value"].startswith("{"):
-        return line[: entry.start("value")] + re.sub(
-            r"([{,]\s*)([\w.]+)(?=\s*=)", lambda found: found[1] + _rename(found[2], f"{key}."), entry["value"]
-        )
-    if key in _DROPPED_VALUES and float(entry["value"].partition("#")[0]) == _DROPPED_VALUES[key]:
-        return ""
+        renamed = _INLINE_ENTRY.sub(lambda found: found["begin"] + _rename_inline(found, f"{key}."), entry["value"])
+        return line[: entry.start("value")] + re.sub(r",\s*\0|\0,?\s*", "", renamed)
+    if _is_dropped(key, entry["value"]):
+        return line[line.find("#") :] if "#" in line else ""
     return line[: entry.start("key")] + _rename(entry["key"], prefix) + line[entry.end("key") :]
+
+
+def _rename_inline(entry: re.Match[str], prefix: str) -> str:
+    """Return the entry with its present key; "\\0", which TOML forbids, for a dropped value."""
+    is_dropped = _is_dropped(prefix + entry["key"], entry["value"].replace("=", "", 1))
+    return "\0" if is_dropped else _rename(entry["key"], prefix) + entry["value"]
+
+
+def _is_dropped(key: str, value: str) -> bool:
+    return key in _DROPPED_VALUES and tomllib.loads(f"value = {value}")["value"] == _DROPPED_VALUES[key]
 
 
 def _rename(key: str, prefix: str) -> str:
