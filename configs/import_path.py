@@ -7,11 +7,20 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import re
+import symtable
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
 from asterism.configs.errors import EXIT_UNUSABLE, UnusableInput
+
+_FORMER_PATH = re.compile(r"(?:bus|engine|actors|sandbox|policies|configs|tasks|analysis)(?:\.\w+)+(?<!\.py):\w+")
+_MOVED = {  # functions for rl.group_filter
+    f"policies.groups.advantages:{name}": f"policies.groups.group_filters:{name}"
+    for name in ("has_unequal_rewards", "keep_all")
+}
 
 
 def load_object(spec: str, key: str) -> object:
@@ -23,6 +32,13 @@ def load_object(spec: str, key: str) -> object:
     module_name, _, name = spec.rpartition(":")
     if not module_name or not name.isidentifier():
         raise UnusableInput(f'{key}: "{spec}" is no import path; expected "package.module:name" or "file.py:name"')
+    if present := find_present_path(spec):
+        raise UnusableInput(f'{key}: "{spec}" is named "{present}" now')
+    if _FORMER_PATH.fullmatch(spec) and not _is_of_user(module_name) and not _is_of_user(spec.partition(".")[0]):
+        raise UnusableInput(
+            f'{key}: "{spec}" is neither in {Path.cwd()} nor, as "asterism.{spec}", in Asterism; '
+            "a name that the documentation does not list can have moved"
+        )
     module = _load_module(module_name, key)
     try:
         return getattr(module, name)
@@ -40,8 +56,6 @@ def _load_module(module_name: str, key: str) -> ModuleType:
     folder = str(path.resolve().parent if path else Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)
-    if path is None:
-        _refuse_former_name(module_name, key)
     try:
         return importlib.import_module(module_name) if path is None else _load_file(path.resolve())
     except ModuleNotFoundError as error:
@@ -52,14 +66,34 @@ def _load_module(module_name: str, key: str) -> ModuleType:
         raise UnusableInput(f"{key}: {module_name} cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def _refuse_former_name(module_name: str, key: str) -> None:
-    """Refuse `tasks.rewards`, which would load `asterism.tasks.rewards` a second time in the checkout's folder."""
-    top = module_name.partition(".")[0]
-    ours, found = importlib.util.find_spec(f"asterism.{top}"), importlib.util.find_spec(top)
-    if ours is None or ours.origin is None:
-        return
-    if found is None or (found.origin is not None and Path(found.origin).resolve() == Path(ours.origin).resolve()):
-        raise UnusableInput(f'{key}: "{module_name}" is named "asterism.{module_name}" now')
+def find_present_path(spec: str) -> str:
+    """Return the present path of a name of Asterism without `asterism.`; empty for names of the user, and unknown ones.
+
+    `tasks.rewards` would load `asterism.tasks.rewards` a second time in the checkout's folder.
+    """
+    if not _FORMER_PATH.fullmatch(spec) or _is_of_user(spec.partition(":")[0]):
+        return ""
+    present = f"asterism.{_MOVED.get(spec, spec)}"
+    module_name, _, name = present.partition(":")
+    file = _find_file(module_name)
+    if file is None:
+        return ""
+    table = symtable.symtable(file.read_text(encoding="utf-8"), str(file), "exec")
+    return present if name in table.get_identifiers() and table.lookup(name).is_assigned() else ""
+
+
+def _is_of_user(module_name: str) -> bool:
+    """Return whether the module exists and is no part of Asterism."""
+    return _find_file(module_name) not in (None, _find_file(f"asterism.{module_name}"))
+
+
+def _find_file(module_name: str) -> Path | None:
+    """Find the module's file, also in the current folder, without an import of its packages."""
+    name, *inner = module_name.split(".")
+    spec = importlib.util.find_spec(name) or PathFinder.find_spec(name, [str(Path.cwd())])
+    for part in inner:  # the search for "package.part" needs an imported package if it has no __init__.py
+        spec = spec and PathFinder.find_spec(part, spec.submodule_search_locations or [])
+    return Path(spec.origin).resolve() if spec and spec.origin else None
 
 
 def _load_file(path: Path) -> ModuleType:

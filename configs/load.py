@@ -35,14 +35,12 @@ PRESETS_FOLDER = Path(__file__).parent / "presets"
 def load_run(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     """Load a configuration. Without a file, the overrides apply to the schema's defaults. With [[stages]], the key
     `stage` names the stage to load, by default the first one. Raises ConfigError."""
-    files = [read_layer(path)] if path else []
-    layers = [*files, *map(parse_override, overrides)]
+    layers = _read_layers(path, overrides)
     if stage := choose_stage(pop_stages(layers), layers):
-        layers.insert(len(files), stage.layer)
+        layers.insert(1 if path else 0, stage.layer)
     if preset := _pop_preset(layers):
         layers.insert(0, preset)
     for layer in layers:
-        _replace_former_names(layer, path)
         check_keys(layer.source, layer.table)
         resolve_paths(layer.table, layer.folder, layer.source)
     merged: dict[str, Any] = {}
@@ -54,6 +52,13 @@ def load_run(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
         return msgspec.convert(merged, RunConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(explain_validation_error(str(error), merged, layers, path or _NO_FILE)) from None
+
+
+def _read_layers(path: Path | None, overrides: Sequence[str]) -> list[ConfigLayer]:
+    layers = [*([read_layer(path)] if path else []), *map(parse_override, overrides)]
+    for layer in layers:
+        _replace_former_names(layer, path)
+    return layers
 
 
 def _replace_former_names(layer: ConfigLayer, path: Path | None) -> None:
@@ -71,7 +76,7 @@ def _replace_former_names(layer: ConfigLayer, path: Path | None) -> None:
 
 def load_stages(path: Path, overrides: Sequence[str] = ()) -> list[tuple[StageConfig, RunConfig]]:
     """Return each stage with its configuration; none without [[stages]]. Raises ConfigError."""
-    stages = pop_stages([read_layer(path), *map(parse_override, overrides)])
+    stages = pop_stages(_read_layers(path, overrides))
     return [(stage.options, load_run(path, [*overrides, f"{STAGE_KEY}={stage.options.name}"])) for stage in stages]
 
 

@@ -25,10 +25,11 @@ def shout(text: str) -> str:
         text: Any text.
     """
     return text.upper() + NAME
-
+'''
+SCORE = """
 def score(completions, answer, **columns):
     return [float(text in completion[-1]["content"]) for completion, text in zip(completions, answer)]
-'''
+"""
 RUN = """
 name = "shouts"
 prepare.import = "asterism.tasks.tiny.prepare:TinyDemo"
@@ -46,7 +47,7 @@ import = "tasks.mine:shout"
 data = "rows.jsonl"
 test = "rows.jsonl"
 dialogue = { response_tokens = 48, max_turns = 2 }
-reward.functions = { score = "tasks.mine:score" }
+reward.functions = { score = "tasks.rewards.unit_tests:score" }  # asterism.tasks has this name, too
 """
 _MAIN = ("__main__", "__mp_main__")  # a child of multiprocessing has the second name
 # At its exit, each process of the run writes the files of its modules by the names under which it loaded them.
@@ -87,6 +88,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text(f'NAME = "{name}"\n')
     (folder / "tasks" / "mine.py").write_text(MINE)
+    (folder / "tasks" / "rewards").mkdir()
+    (folder / "tasks" / "rewards" / "unit_tests.py").write_text(SCORE)
     (folder / "run.toml").write_text(RUN)
     rows = [{"question": f"Shout {word}.", "answer": word.upper()} for word in ("hello", "world", "again")]
     (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -108,7 +111,7 @@ def test_the_wheel_installs_one_package(python: Path, tmp_path: Path):
 
 def test_task_check_accepts_a_task_of_the_users_package(python: Path, project: Path):
     asterism = ("-m", "asterism.actors.cli.main", "task", "check", "tasks.mine:shout", "--data", "rows.jsonl")
-    assert "shout" in run(python, project, *asterism, "--set", "reward.functions.score=tasks.mine:score")
+    assert "shout" in run(python, project, *asterism, "--set", "reward.functions.score=tasks.rewards.unit_tests:score")
 
 
 def test_processes_of_a_run_load_each_module_under_one_name(python: Path, project: Path, tmp_path: Path):

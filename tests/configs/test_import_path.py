@@ -1,11 +1,12 @@
 """Import paths name objects, and the error for a wrong path names its key."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from asterism.configs.errors import UnusableInput
-from asterism.configs.import_path import load_object
+from asterism.configs.import_path import find_present_path, load_object
 from asterism.configs.load import load_run
 
 KEY = "reward.functions.format"
@@ -48,6 +49,12 @@ def test_a_module_is_found_in_the_current_folder(tmp_path: Path, monkeypatch: py
         ("{folder}/needs.py:give", "needs the module package_nobody_has, which is not installed"),
         ("{folder}/broken.py:give", "cannot be imported: ValueError: boom"),
         ("{folder}/torn.py:give", "cannot be imported: SyntaxError"),
+        ("policies.groups.selection:keep", 'as "asterism.policies.groups.selection:keep", in Asterism'),
+        ("configs.integrity.file_manifest:Manifest", "can have moved"),
+        (
+            "policies.groups.advantages:keep_all",
+            '"policies.groups.advantages:keep_all" is named "asterism.policies.groups.group_filters:keep_all" now',
+        ),
     ],
 )
 def test_the_error_for_a_wrong_path_names_its_key(tmp_path: Path, spec: str, problem: str) -> None:
@@ -59,6 +66,23 @@ def test_the_error_for_a_wrong_path_names_its_key(tmp_path: Path, spec: str, pro
         load_object(spec.format(folder=tmp_path), KEY)
     assert str(raised.value).startswith(f"{KEY}: ")
     assert problem in str(raised.value)
+
+
+def test_modules_of_the_user_have_precedence_over_former_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("tasks", "policies"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "__init__.py", "")
+    (tmp_path / "tasks" / "rewards").mkdir()  # a package without __init__.py
+    write(tmp_path / "tasks" / "rewards" / "unit_tests.py", "def score(): return 1\n")
+    write(tmp_path / "policies.py", "def give(): return 3\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [each for each in sys.path if not (Path(each) / "tasks").is_dir()])
+    assert find_present_path("tasks.rewards.unit_tests:score") == ""
+    assert callable(load_object("tasks.rewards.unit_tests:score", KEY))
+    assert callable(load_object("policies.py:give", KEY))
+    assert find_present_path("policies.losses:LOSSES") == "asterism.policies.losses:LOSSES"  # no module of the user
+    with pytest.raises(UnusableInput, match=r"no module policies\.loses"):
+        load_object("policies.loses:LOSSES", KEY)
 
 
 def test_only_file_paths_are_relative_to_the_configuration(tmp_path: Path) -> None:

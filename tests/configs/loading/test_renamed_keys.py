@@ -62,6 +62,7 @@ optimizer.betas = [
 
 [evaluation]
 sampling.temperature = 0.6
+# as in training
 
 [[tasks]]
 name = "t"
@@ -92,8 +93,24 @@ def test_a_file_is_rewritten_with_its_comments(tmp_path: Path) -> None:
     assert output.getvalue().endswith(": 0 names replaced\n")
 
 
-def test_tables_on_one_line_are_rewritten() -> None:
-    assert migrate_text("learner = { lr = 1, ranks = 2 }\n") == "learner = { optimizer.lr = 1, ranks = 2 }\n"
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("learner = { lr = 1, ranks = 2 }\n", "learner = { optimizer.lr = 1, ranks = 2 }\n"),
+        ("evaluation = { temperature = 0, questions = 3 }", "evaluation = { questions = 3 }"),
+        ("evaluation = { questions = 3, temperature = 0.0, top_k = 0 } # a", "evaluation = { questions = 3 } # a"),
+        ("evaluation = { top_p = 1, every = 3, top_k = 2 }", "evaluation = { every = 3, sampling.top_k = 2 }"),
+        ("evaluation = {top_p = 1,top_k = 0}", "evaluation = {}"),
+    ],
+)
+def test_tables_on_one_line_are_rewritten(old: str, new: str) -> None:
+    assert migrate_text(old) == new
+
+
+def test_a_file_of_windows_keeps_its_line_ends(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_bytes(b"\xef\xbb\xbf" + OLD.replace("\n", "\r\n").encode())
+    migrate_file(tmp_path / "run.toml", Console(file=StringIO()))
+    assert (tmp_path / "run.toml").read_bytes() == NEW.replace("\n", "\r\n").encode()
 
 
 PROGRAM = 'import = "asterism.tasks.tiny.prepare:TinyDemo"'
@@ -109,6 +126,7 @@ PROGRAM = 'import = "asterism.tasks.tiny.prepare:TinyDemo"'
             f"[rl]\n[prepare]\n{PROGRAM}\n\n[prepare.parameters]  # a\nnum_layers = 1  # b\n"
             "[prepare.parameters.behaviors]\nclean = 1\n",
         ),
+        ("[ tiny ]\r\nseed = 1\r\n", f"[prepare]\r\n{PROGRAM}\r\n\r\n[ prepare.parameters ]\r\nseed = 1\r\n"),
     ],
 )
 def test_the_table_of_the_demo_becomes_parameters_of_its_program(old: str, new: str) -> None:
@@ -142,3 +160,10 @@ def test_a_parsed_configuration_is_migrated_like_its_text() -> None:
     table = tomllib.loads(OLD)
     migrate(table)
     assert table == tomllib.loads(NEW)
+
+
+def test_import_paths_without_a_present_one_stay() -> None:
+    text = (
+        'rl.group_filter = "policies.groups.advantages:load_group_filter"\nreward.functions.a = "tasks.rewards:score"\n'
+    )
+    assert migrate_text(text) == text
