@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -77,6 +78,10 @@ def test_modules_of_the_user_have_precedence_over_former_names(tmp_path: Path, m
     write(tmp_path / "policies.py", "def give(): return 3\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [each for each in sys.path if not (Path(each) / "tasks").is_dir()])
+    # The end of the test removes these modules.
+    for name in ("tasks", "tasks.rewards", "tasks.rewards.unit_tests", "policies"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        del sys.modules[name]
     assert find_present_path("tasks.rewards.unit_tests:score") == ""
     assert callable(load_object("tasks.rewards.unit_tests:score", KEY))
     assert callable(load_object("policies.py:give", KEY))
