@@ -18,6 +18,13 @@ async def serving_app(app: web.Application, port: int = 0, shutdown_timeout_s: f
         yield f"http://{host}:{port}"
     finally:
         # Accept pending connections first: the server would leave their sockets open when it closes.
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await _run_ready_callbacks()
+        for site in list(runner.sites):
+            await site.stop()
+        await _run_ready_callbacks()  # a connection that is made while `cleanup` waits would stay open
         await runner.cleanup()
+
+
+async def _run_ready_callbacks() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
