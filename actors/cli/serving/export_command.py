@@ -35,9 +35,10 @@ class ExportOptions(NamedTuple):
 def export_run(reference: str, folder: Path, options: ExportOptions, console: Console) -> None:
     """Export the step. Raises UnusableInput: unknown run, step or task, unusable checkpoint, or folder with files."""
     chosen = find_run_step(reference)
-    _check_options(folder, options)
+    _check_options(options)
+    check_target(folder)
     with locking_folder(folder):
-        _check_content(folder, options)
+        check_content(folder, overwrite=options.overwrite)
         export_step(chosen, folder, options)
     console.print(f"{escape(str(folder))}: step {chosen.step} of {escape(str(chosen.run.path))}", soft_wrap=True)
     console.print(f"serve it: asterism serve {escape(str(folder))}", soft_wrap=True)
@@ -48,7 +49,7 @@ def export_step(chosen: RunStep, folder: Path, options: ExportOptions) -> None:
     run = load_run(chosen.run.config)
     chat = _build_chat(run, chosen, options.task)
     weights = open_checkpoint_weights(chosen.checkpoint, get_lora_options(run.learner))
-    dtype: torch.dtype = getattr(torch, options.dtype)
+    dtype = check_dtype(options.dtype)
     with replacing_folder(folder) as partial:
         write_model_description(partial, weights.config, chosen.checkpoint, dtype)
         write_chat_files(partial, chat)
@@ -58,22 +59,32 @@ def export_step(chosen: RunStep, folder: Path, options: ExportOptions) -> None:
         make_readable(partial, partial.iterdir())
 
 
-def _check_options(folder: Path, options: ExportOptions) -> None:
-    if options.dtype not in get_args(ExportDtype):
-        raise UnusableInput(f"--dtype {options.dtype}: expected {', '.join(get_args(ExportDtype))}")
+def _check_options(options: ExportOptions) -> None:
     if not math.isfinite(options.max_shard_gb * 10**9):
         raise UnusableInput(f"--max-shard-gb {options.max_shard_gb}: expected a finite number")
+
+
+def check_dtype(name: str) -> torch.dtype:
+    """Return the dtype of weights. Raises UnusableInput."""
+    if name not in get_args(ExportDtype):
+        raise UnusableInput(f"--dtype {name}: expected {', '.join(get_args(ExportDtype))}")
+    return getattr(torch, name)
+
+
+def check_target(folder: Path) -> None:
+    """Raise UnusableInput if the path cannot be a new folder."""
     if folder.exists() and not folder.is_dir():
         raise UnusableInput(f"{folder}: is a file; name a folder")
     if folder.resolve().is_mount():
         raise UnusableInput(f"{folder}: is a mount point; name a folder in it")
 
 
-def _check_content(folder: Path, options: ExportOptions) -> None:
+def check_content(folder: Path, *, overwrite: bool) -> None:
+    """Raise UnusableInput if a new folder would replace other files than those of a model."""
     content = list(folder.iterdir()) if folder.is_dir() else []
     if any(path.is_dir() for path in content):
         raise UnusableInput(f"{folder}: contains folders, so it is not an export; choose another folder")
-    if content and not options.overwrite:
+    if content and not overwrite:
         raise UnusableInput(f"{folder}: is not empty; choose another folder, or replace it with --overwrite")
 
 

@@ -14,6 +14,7 @@ from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.export.chat_files import ServingFacts
+from asterism.engine.export.origin import read_origin
 from asterism.engine.hf.weight_files import read_json_object
 from asterism.engine.learner.checkpoints.checkpoint_folders import CHECKPOINT_NAME
 
@@ -22,7 +23,6 @@ _FRONT_MATTER = """\
 library_name: transformers
 pipeline_tag: text-generation
 tags: [asterism, reinforcement-learning, tool-use]
----
 """
 _EVALUATIONS = {
     "start_sampled": "before RL, sampled",
@@ -40,7 +40,10 @@ def write_model_card(folder: Path, run: RunConfig, chosen: RunStep, facts: Servi
 
 
 def _build_card(folder: Path, run: RunConfig, chosen: RunStep, facts: ServingFacts, dtype: str) -> Iterator[str]:
-    yield f"{_FRONT_MATTER}\n# {run.name}, step {chosen.step}\n"
+    origin = read_origin(chosen.checkpoint)
+    licence = f"license: {origin.license}\n" if origin and origin.license else ""
+    yield f"{_FRONT_MATTER}{licence}---\n"
+    yield f"# {run.name}, step {chosen.step}\n"
     yield f"A model that Asterism {version('asterism')} has trained, exported in {dtype}, with:\n"
     yield from _list_lineage(run, chosen)
     yield ""
@@ -64,7 +67,7 @@ def _list_lineage(run: RunConfig, chosen: RunStep) -> Iterator[str]:
     """List the trainings since the initial model, in order, with the stages and runs that this run continues."""
     earlier = _find_continued(run, chosen)
     if earlier is None:
-        yield f"- initial model {_describe_path(run.model.checkpoint, chosen.run)}"
+        yield f"- initial model {_describe_path(run.model.checkpoint, chosen.run)}{_describe_origin(chosen.checkpoint)}"
         if run.sft.is_enabled:
             length = f"{run.sft.epochs:g} epochs" if run.sft.epochs else f"{run.sft.steps} steps"
             yield f"- cold start: {length}"
@@ -74,6 +77,15 @@ def _list_lineage(run: RunConfig, chosen: RunStep) -> Iterator[str]:
         yield f"- step {earlier.step} of the run {earlier.run.path.name}, of which no more is known: its folder is gone"
     method = "GRPO with Resample-on-Correct" if run.roc.enabled else "GRPO"
     yield f"- {chosen.step} of {run.rl.steps} steps of {method} in {run.name}"
+
+
+def _describe_origin(checkpoint: Path) -> str:
+    origin = read_origin(checkpoint)
+    if origin is None:
+        return ""
+    known = [origin.name, origin.organization, origin.license and f"licence {origin.license}", origin.source]
+    facts = [f"sha256 {origin.sha256[:16]}", origin.format, *filter(None, known)]
+    return f", imported from `{origin.file}` ({', '.join(facts)})"
 
 
 def _find_continued(run: RunConfig, chosen: RunStep) -> RunStep | None:

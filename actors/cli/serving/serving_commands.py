@@ -1,4 +1,4 @@
-"""This file has the arguments and help texts of `asterism export` and `asterism serve`."""
+"""This file has the arguments and help texts of `asterism model import`, `asterism export` and `asterism serve`."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,9 +18,38 @@ RunStepArgument = Annotated[
 ]
 
 
+model_app = typer.Typer(help="Convert models.", no_args_is_help=True)
+
+
 def add_serving_commands(app: typer.Typer) -> None:
+    app.add_typer(model_app, name="model", rich_help_panel="Prepare")
     app.command(rich_help_panel="Serve")(export)
     app.command(rich_help_panel="Serve")(serve)
+
+
+@model_app.callback()
+def require_subcommand() -> None:
+    """Keep `import` a subcommand: typer runs the only command of an app without its name."""
+
+
+@model_app.command(name="import")
+def import_model(
+    file: Annotated[Path, typer.Argument(help="GGUF file of a model with its tokenizer.", metavar="FILE.gguf")],
+    folder: Annotated[Path, typer.Argument(help="Folder to create.", metavar="FOLDER")],
+    dtype: Annotated[str, typer.Option(help="Type of the weights: bfloat16, float16 or float32.")] = "float32",
+    license_file: Annotated[
+        Path | None, typer.Option("--license", metavar="FILE", help="Text of the model's licence, to keep a copy of.")
+    ] = None,
+    source: Annotated[str, typer.Option(help="Where the file comes from, for model cards.")] = "",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FOLDER if it has files.")] = False,
+) -> None:
+    """Convert a GGUF file into a transformers folder, for model.checkpoint.
+
+    Quantized weights become floats. Checkpoints and exports keep the licence and the origin.
+    """
+    from asterism.actors.cli.serving.import_command import ImportOptions, import_file
+
+    import_file(file, folder, ImportOptions(dtype, license_file, source, overwrite), make_console())
 
 
 def export(
