@@ -109,7 +109,7 @@ def list_preset_changes(path: Path, overrides: Sequence[str], run: RunConfig) ->
     layers = [read_layer(path), *map(parse_override, overrides)]
     if (preset := _pop_preset(layers)) is None:
         return []
-    values = msgspec.json.decode(msgspec.json.encode(run))  # with lists instead of tuples, as in TOML
+    values = msgspec.json.decode(msgspec.json.encode(run))  # JSON has lists for tuples, as TOML has
     return _diff_tables(preset.table, _select(values, preset.table), "")
 
 

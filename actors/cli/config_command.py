@@ -45,7 +45,7 @@ def migrate_file(file: Path, console: Console) -> None:
     renamings = find_renamings(layer.table)
     if renamings:
         try:
-            migrated = migrate_text(file.read_bytes().decode("utf-8-sig"))  # with the line ends of the file
+            migrated = migrate_text(file.read_bytes().decode("utf-8-sig"))  # bytes keep the line ends
         except ValueError as error:
             names = ", ".join(f"{each.old} -> {each.new}" for each in renamings)
             raise ConfigError(f"{file}: {error}; rename by hand: {names}") from None

@@ -43,7 +43,7 @@ class CheckedInbox(Inbox):
 
     def __init__(self, bound: int, received: list[tuple[float, Delivery]]) -> None:
         super().__init__(bound)
-        self.received = received  # with arrival times
+        self.received = received  # arrival time and delivery of each frame
         self._next: dict[tuple[str, Lane, int], int] = {}
 
     def put(self, lane: Lane, deliveries: Sequence[Delivery]) -> None:
