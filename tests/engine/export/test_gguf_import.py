@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from asterism.configs.errors import UnusableInput
 from asterism.engine.export.gguf_import import GgufSource, import_gguf
+from asterism.engine.export.hf_export import write_model_description
 from asterism.engine.export.origin import read_origin
 from tests.engine.export.family_folders import FAMILY_KINDS, TEXTS, write_family_model
 from tests.engine.export.gguf_files import GgufChanges, write_gguf
@@ -106,3 +107,15 @@ def test_a_file_that_is_cut_off_anywhere_is_refused(llama: Path, tmp_path: Path)
     with pytest.raises(UnusableInput, match=r"cut\.gguf: is not a GGUF file"):
         convert(file, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_written_from_an_imported_one_keeps_origin_and_licence(llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "terms.txt").write_text("You may.\n")
+    source = GgufSource(write_gguf(tmp_path / "model.gguf", llama), tmp_path / "terms.txt", "a package")
+    config = import_gguf(source, tmp_path / "out", torch.float32)
+    (tmp_path / "export").mkdir()
+    write_model_description(tmp_path / "export", config, tmp_path / "out", torch.float32)
+    origin = read_origin(tmp_path / "export")
+    assert origin is not None and origin == read_origin(tmp_path / "out")
+    assert origin.source == "a package"
+    assert (tmp_path / "export" / "LICENSE").read_text() == "You may.\n"
