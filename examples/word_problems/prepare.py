@@ -92,10 +92,10 @@ def draw_problems(random: Random, templates: tuple[Template, ...], part: Part) -
 
 
 def draw_distinct(random: Random, templates: tuple[Template, ...], part: Part, count: int) -> list[Problem]:
-    """Draw problems with different questions. Raises UnusableInput if fewer exist."""
-    chosen: dict[str, Problem] = {}
+    """Draw problems that differ in more than names and words. Raises UnusableInput if fewer exist."""
+    chosen: dict[tuple[str, ...], Problem] = {}
     for problem in islice(draw_problems(random, templates, part), 20 * count):
-        chosen.setdefault(problem.question, problem)
+        chosen.setdefault((problem.template.text, *map(str, problem.numbers.values())), problem)
         if len(chosen) == count:
             return list(chosen.values())
     key = f"prepare.parameters.num_{part}_questions"

@@ -54,7 +54,7 @@ TEMPLATES = (
         "time",
         "{name} walks the dog for {minutes} minutes every day. How many hours of walking is that in {days} days?",
         "minutes * days // 60",
-        {"minutes": (10, 20, 30, 40, 50), "days": range(6, 97, 6)},
+        {"minutes": (10, 20, 30, 40, 50), "days": range(6, 151, 6)},
     ),
     Template(
         "shopping",
@@ -113,10 +113,10 @@ TEMPLATES = (
     ),
     Template(
         "shopping",
-        "{name} pays for {count} {item}s with a {note} dollar note. One {item} costs {price} dollars. How many "
+        "{name} pays for {count} {item}s with {cash} dollars in cash. One {item} costs {price} dollars. How many "
         "dollars of change are due?",
-        "note - count * price",
-        {"note": (50, 100), "count": range(2, 7), "price": range(2, 9)},
+        "cash - count * price",
+        {"cash": range(60, 121, 5), "count": range(2, 7), "price": range(2, 9)},
         {"item": ("notebook", "ball", "mug", "kite", "puzzle")},
     ),
     Template(
