@@ -148,6 +148,7 @@ def _count_buffer_bytes(inputs: PlanInputs) -> int:
         vocab_size=config.vocab_size,
         sequence_tokens=run.sequence_tokens,
         token_bytes=int(compute_cached_token_bytes(inputs)) // config.num_layers,
+        num_layers=config.num_layers,
         device=engine.device,
         has_graphs=is_gpu and engine.cuda_graphs,
         has_filter=any(each.truncations for each in asked),

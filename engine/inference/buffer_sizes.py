@@ -10,7 +10,7 @@ from typing import NamedTuple
 MIN_ROWS = 4
 MAX_GATHER_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}  # limit of the keys and values of one layer in one block
 # limit of the copies of keys and values that are kept between steps; rows beyond this limit are gathered at every step
-DENSE_CACHE_BYTES = 256 << 20
+DENSE_CACHE_BYTES = 1 << 30
 # FlashAttention 2 needs pages of a multiple of this many tokens.
 PAGE_TOKENS_STEP = 256
 _LOGIT_BYTES = 4  # bytes of a float32
@@ -29,6 +29,7 @@ class BufferShape(NamedTuple):
     vocab_size: int
     sequence_tokens: int  # tokens of the longest sequence
     token_bytes: int  # bytes of a token's keys and values in one layer
+    num_layers: int
     device: str  # type of the device, such as "cuda"
     has_graphs: bool
     has_filter: bool  # whether some requests have top-p or top-k
@@ -58,5 +59,12 @@ def count_buffer_bytes(shape: BufferShape) -> int:
         total += count_sampling_bytes(rows, shape.vocab_size, has_filter=False)
     if not shape.reads_pages:
         total += shape.token_bytes * count_gather_tokens(shape.device, shape.token_bytes, shape.sequence_tokens)
-        total += 0 if shape.has_graphs else DENSE_CACHE_BYTES
+        total += 0 if shape.has_graphs else _bound_dense_bytes(shape)
     return total
+
+
+def _bound_dense_bytes(shape: BufferShape) -> int:
+    """Bound the bytes of kept copies: a block has a power of two of rows, with room for an eighth more tokens."""
+    rows = 1 << (shape.rows - 1).bit_length()
+    tokens = shape.sequence_tokens * 9 // 8 + 32
+    return min(DENSE_CACHE_BYTES, rows * tokens * shape.token_bytes * shape.num_layers)

@@ -61,10 +61,10 @@ class Decoder:
         cos, sin = self._cos[positions], self._sin[positions]
         addresses, plans = self._cache.compute_addresses(slots), self._attention.plan(positions, blocks)
         x = functional.embedding(token_ids, self._weights.embedding)
-        for number, layer in enumerate(self._weights.layers):
+        for number, layer in enumerate(self._weights.prepared_layers):
             queries, new = self._compute_heads(layer, x, cos, sin)
             self._cache.write(number, addresses, new)
-            if number == len(self._weights.layers) - 1:  # prefill rows need only keys and values
+            if number == len(self._weights.prepared_layers) - 1:  # prefill rows need only keys and values
                 if not num_decode_rows:
                     return None
                 blocks, num_rows = batch.decode_blocks, max(num_decode_rows, MIN_ROWS)
@@ -72,7 +72,7 @@ class Decoder:
             x = self._add_mm(x, self._attend(number, queries, new, plans, blocks), layer.out)
             x = self._add_mlp(layer, x)
         normed = self._norm(x, self._weights.norm)
-        return compute_logits(self._mm, normed, self._weights.lm_head)[:num_decode_rows]
+        return compute_logits(self._mm, normed, self._weights.prepared_head)[:num_decode_rows]
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)

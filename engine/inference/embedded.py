@@ -26,13 +26,13 @@ from asterism.engine.hf.tokenizer import check_vocabulary, load_tokenizer
 from asterism.engine.inference.cuda_graphs import CudaGraphCapture
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.inference.engine_thread import EngineThread, FutureResolution, NewTokens
-from asterism.engine.inference.kernels.attention_kernels import select_kernels
+from asterism.engine.inference.kernels.attention_kernels import SdpaKernels, select_kernels
 from asterism.engine.inference.kernels.batch_invariance import (
     NotBatchInvariant,
     check_attention,
     find_batch_invariant_matmul,
 )
-from asterism.engine.inference.kernels.matmul import PLAIN, Matmul
+from asterism.engine.inference.kernels.matmul import Matmul, select_fast_matmul
 from asterism.engine.model.experts import supports_grouped_mm
 from asterism.engine.model.hf_checkpoint import load_model
 from asterism.engine.model.lora_options import LoraOptions
@@ -218,7 +218,8 @@ class EmbeddedEngine:
             prefill_tokens=self._prefill_tokens,
             max_running=self._max_running,
             capture=CudaGraphCapture() if self._cuda_graphs and self._can_capture(model.config) else None,
-            matmul=self._find_matmul(model.config) if self._strict else PLAIN,
+            matmul=self._find_matmul(model.config) if self._strict else select_fast_matmul(self._device, self._dtype),
+            attention_kernels=None if self._strict else SdpaKernels(),
             device=self._device,
             overlaps_steps=self._device.type == "cuda",
         )

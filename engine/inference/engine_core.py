@@ -13,6 +13,7 @@ from asterism.engine.inference.batch_state import BatchState
 from asterism.engine.inference.cuda_graphs import DecodeGraphs, GraphCapture
 from asterism.engine.inference.decoder import Decoder
 from asterism.engine.inference.fused_weights import FusedWeights
+from asterism.engine.inference.kernels.attention_kernels import AttentionKernels
 from asterism.engine.inference.kernels.block_table_attention import build_attention
 from asterism.engine.inference.kernels.matmul import PLAIN, Matmul
 from asterism.engine.inference.pending_step import PackedTokens, PendingStep, PendingTokens, sample_step, start_copy
@@ -36,6 +37,7 @@ class EngineCore:
         max_running: int = 256,
         capture: GraphCapture | None = None,
         matmul: Matmul = PLAIN,
+        attention_kernels: AttentionKernels | None = None,
         device: torch.device | None = None,
         overlaps_steps: bool = False,
     ) -> None:
@@ -55,9 +57,11 @@ class EngineCore:
         self._outcomes: list[SequenceOutcome] = []  # outcomes of ended requests, which `step` returns
         device, max_tokens = device or next(model.parameters()).device, capacity.sequence_tokens
         num_rows = min(max_running, self.capacity.kv_tokens // capacity.page_tokens)
-        self._weights = weights = FusedWeights(model, device)
+        self._weights = weights = FusedWeights(model, device, matmul)
         with torch.inference_mode():
-            cache, attention = build_attention(model.config, self.capacity, weights.embedding.dtype, device)
+            cache, attention = build_attention(
+                model.config, self.capacity, weights.embedding.dtype, device, attention_kernels
+            )
             self._cache, self._attention = cache, attention
             self._decoder = Decoder(weights, cache, attention, max_tokens, matmul)
             self._state = BatchState(num_rows, max_tokens, attention.max_pages, cache.padding_page, device)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from asterism.engine.hf.model_config import DecoderConfig
+from asterism.engine.inference.kernels.matmul import PLAIN, Matmul
 from asterism.engine.model.causal_lm import CausalLM
 
 
@@ -42,12 +43,12 @@ class FusedWeights:
     """The weights of all layers. To load new weights, write into `parameters`, then call `update_derived`.
 
     The tensors keep their addresses, because captured graphs read them. A tied embedding has a second, transposed copy
-    for the logits.
+    for the logits. `prepared_layers` and `prepared_head` contain the matrices as `matmul` expects them.
     """
 
-    def __init__(self, model: CausalLM, device: torch.device) -> None:
+    def __init__(self, model: CausalLM, device: torch.device, matmul: Matmul = PLAIN) -> None:
         """Copy the model's weights."""
-        self.config, self._device = model.config, device
+        self.config, self._device, self._prepare = model.config, device, matmul.prepare
         self._dtype = next(model.parameters()).dtype
         width, vocabulary = self.config.hidden_size, self.config.vocab_size
         self.embedding = self._allocate(vocabulary, width)
@@ -75,6 +76,16 @@ class FusedWeights:
             if layer.q_norm is not None and layer.k_norm is not None:
                 layer.qk_scale[: config.num_heads] *= layer.q_norm
                 layer.qk_scale[config.num_heads :] *= layer.k_norm
+        self.prepared_layers = [self._prepare_layer(layer) for layer in self.layers]
+        self.prepared_head = self._prepare(self.lm_head)
+
+    def _prepare_layer(self, layer: LayerWeights) -> LayerWeights:
+        mlp = layer.mlp
+        if isinstance(mlp, MlpWeights):
+            prepared = MlpWeights(self._prepare(mlp.gate_up), self._prepare(mlp.down))
+        else:
+            prepared = mlp._replace(router=self._prepare(mlp.router))
+        return layer._replace(qkv=self._prepare(layer.qkv), out=self._prepare(layer.out), mlp=prepared)
 
     def _allocate(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)

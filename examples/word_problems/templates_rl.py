@@ -34,10 +34,16 @@ TEMPLATES = (
     ),
     Template(
         "work",
-        "A cinema sells {tickets} tickets for {price} dollars each and pays {staff} helpers {wage} dollars each. What "
-        "sum does the cinema keep, in dollars?",
-        "tickets * price - staff * wage",
-        {"tickets": range(60, 150), "price": range(6, 13), "staff": range(2, 6), "wage": range(30, 60, 2)},
+        "A cinema sells {tickets} tickets for {price} dollars each. It pays {staff} helpers {wage} dollars each, and "
+        "{rent} dollars of rent. What sum does the cinema keep, in dollars?",
+        "tickets * price - staff * wage - rent",
+        {
+            "tickets": range(60, 150),
+            "price": range(6, 13),
+            "staff": range(2, 6),
+            "wage": range(20, 40, 2),
+            "rent": range(50, 100, 5),
+        },
     ),
     Template(
         "party",

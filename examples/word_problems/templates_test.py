@@ -171,9 +171,15 @@ TEMPLATES = (
     Template(
         "savings",
         "A club with {members} members asks for a fee of {fee} dollars, but {exempt} members pay nothing. A sponsor "
-        "gives {gift} dollars. How much money comes together, in dollars?",
-        "(members - exempt) * fee + gift",
-        {"members": range(25, 80), "fee": range(5, 20), "exempt": range(3, 15), "gift": range(50, 300, 10)},
+        "gives {gift} dollars, and {costs} dollars go to the bank. How much money comes together, in dollars?",
+        "(members - exempt) * fee + gift - costs",
+        {
+            "members": range(25, 80),
+            "fee": range(5, 20),
+            "exempt": range(3, 15),
+            "gift": range(50, 300, 10),
+            "costs": range(4, 30),
+        },
     ),
     Template(
         "shopping",

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asterism.engine.inference.buffer_sizes import count_gather_tokens
-from asterism.engine.inference.kernels.attention_kernels import select_kernels
+from asterism.engine.inference.kernels.attention_kernels import AttentionKernels, select_kernels
 from asterism.engine.inference.kernels.flash_varlen import FlashKernel
 from asterism.engine.inference.kernels.packed_prompts import (
     NUM_ARRAYS,
@@ -102,11 +102,17 @@ class PagedAttention:
 
     reads_pages = False
 
-    def __init__(self, cache: KvCache, max_sequence_tokens: int, flash: FlashKernel | None = None) -> None:
-        """`flash`: the kernel for prompts, if the device has one."""
+    def __init__(
+        self,
+        cache: KvCache,
+        max_sequence_tokens: int,
+        flash: FlashKernel | None = None,
+        kernels: AttentionKernels | None = None,
+    ) -> None:
+        """`flash`: the kernel for prompts, if the device has one. `kernels`: by default those of `select_kernels`."""
         self._cache, self._flash = cache, flash
         memory = cache.memory
-        self._kernels = select_kernels(memory.device)
+        self._kernels = kernels or select_kernels(memory.device)
         self.max_pages = cache.count_padded_pages(max_sequence_tokens)
         widest = self.max_pages * cache.page_tokens
         self._max_block_tokens = count_gather_tokens(memory.device.type, cache.token_bytes, widest)

@@ -13,7 +13,7 @@ from asterism.configs.errors import UnusableInput
 from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.inference.buffer_sizes import MIN_ROWS
 from asterism.engine.inference.kernels.attention_kernels import AttentionKernels
-from asterism.engine.inference.kernels.matmul import PLAIN, Matmul, build_tiled
+from asterism.engine.inference.kernels.matmul import PLAIN, Matmul, build_tiled, select_fast_matmul
 from asterism.engine.inference.kv.kv_cache import WIDTH_STEP
 
 TILE_ROWS = (64, 16, MIN_ROWS)  # the engine uses the first batch-invariant size
@@ -31,12 +31,16 @@ def find_batch_invariant_matmul(
 ) -> Matmul:
     """Return the first candidate that computes a row with the same bits in all passes of up to `max_rows` rows.
 
-    At most `max_logit_rows` rows have logits. Default candidates are plain products, then tiles. Raises
-    NotBatchInvariant.
+    At most `max_logit_rows` rows have logits. Default candidates are the fastest products of a CPU, plain products,
+    then tiles. Raises NotBatchInvariant.
     """
     shapes = [*_list_matrix_shapes(config), (config.hidden_size, config.vocab_size)]
     limits = [max_rows] * (len(shapes) - 1) + [max_logit_rows]
-    for matmul in candidates or (PLAIN, *map(build_tiled, TILE_ROWS)):
+    for matmul in candidates or (
+        select_fast_matmul(torch.device("cpu"), torch.float32),
+        PLAIN,
+        *map(build_tiled, TILE_ROWS),
+    ):
         if all(_is_batch_invariant(matmul, *shape, limit) for shape, limit in zip(shapes, limits, strict=True)):
             return matmul
     raise NotBatchInvariant(_format_error("matrix products"))
@@ -68,7 +72,7 @@ def _list_matrix_shapes(config: DecoderConfig) -> list[tuple[int, int]]:
 
 def _is_batch_invariant(matmul: Matmul, size_in: int, size_out: int, max_rows: int) -> bool:
     generator = torch.Generator().manual_seed(0)
-    weights_KF = torch.randn(size_in, size_out, generator=generator)
+    weights_KF = matmul.prepare(torch.randn(size_in, size_out, generator=generator))
     max_rows = max(max_rows, MIN_ROWS)
     x_NK = torch.randn(max_rows + 1, size_in, generator=generator)
     to_NF = torch.randn(max_rows + 1, size_out, generator=generator)

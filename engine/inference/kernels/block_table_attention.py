@@ -16,6 +16,7 @@ from asterism.engine.contract import Capacity
 from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.inference.buffer_sizes import PAGE_TOKENS_STEP
 from asterism.engine.inference.kernels.attention import CachedAttention, PagedAttention
+from asterism.engine.inference.kernels.attention_kernels import AttentionKernels
 from asterism.engine.inference.kernels.flash_varlen import FlashKernel, Queries, select_flash
 from asterism.engine.inference.kv.kv_cache import KeyValueCache, KvCache
 from asterism.engine.inference.kv.token_major_cache import TokenMajorCache
@@ -112,13 +113,20 @@ class BlockTableAttention:
 
 
 def build_attention(
-    config: DecoderConfig, capacity: Capacity, dtype: torch.dtype, device: torch.device
+    config: DecoderConfig,
+    capacity: Capacity,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: AttentionKernels | None = None,
 ) -> tuple[KeyValueCache, CachedAttention]:
-    """Build cache and attention for this device, dtype, page size and torch version. `capacity` has whole pages."""
+    """Build cache and attention for this device, dtype, page size and torch version. `capacity` has whole pages.
+
+    `kernels`: see PagedAttention.
+    """
     page_tokens, flash = capacity.page_tokens, select_flash(device, dtype)
     num_pages = capacity.kv_tokens // page_tokens
     if flash is not None and flash.can_read_pages and page_tokens % PAGE_TOKENS_STEP == 0:
         pages = TokenMajorCache(config, num_pages, page_tokens, dtype, device)
         return pages, BlockTableAttention(pages, flash, capacity.sequence_tokens)
     cache = KvCache(config, num_pages, page_tokens, dtype, device)
-    return cache, PagedAttention(cache, capacity.sequence_tokens, flash)
+    return cache, PagedAttention(cache, capacity.sequence_tokens, flash, kernels)

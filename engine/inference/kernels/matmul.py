@@ -2,6 +2,9 @@
 
 One product of all rows is faster. With some libraries a row's bits then depend on the number of rows:
 engine/inference/kernels/batch_invariance.py tests this.
+
+On a CPU, oneDNN reads matrices in blocks that it packs once. torch's plain products pack them at each call, which takes
+longer than the product itself if there are few rows.
 """
 
 from collections.abc import Callable
@@ -12,15 +15,54 @@ from torch import Tensor
 from torch.nn import functional
 
 
+# Smaller matrices fit the L2 cache, where packing gains less than a call of oneDNN costs.
+MIN_PACKED_SIZE = 1 << 17
+
+
+def _keep(weights_KF: Tensor) -> Tensor:
+    return weights_KF
+
+
 class Matmul(NamedTuple):
-    """Products of N rows with a matrix [K, F]."""
+    """Products of N rows with a matrix [K, F], which `prepare` returns."""
 
     mm: Callable[[Tensor, Tensor], Tensor]  # x_NK, weights_KF -> [N, F]
     add_mm: Callable[[Tensor, Tensor, Tensor], Tensor]  # to_NF, x_NK, weights_KF -> [N, F]
     tile_rows: int = 0  # 0: all rows in one product
+    prepare: Callable[[Tensor], Tensor] = _keep
 
 
 PLAIN = Matmul(torch.mm, torch.addmm)
+
+
+def _pack(weights_KF: Tensor) -> Tensor:
+    """Copy a matrix into oneDNN's blocks. Small matrices keep their layout."""
+    if weights_KF.numel() < MIN_PACKED_SIZE:
+        return weights_KF
+    return torch.ops.mkldnn._reorder_linear_weight(weights_KF.t().contiguous())
+
+
+def _multiply_packed(x_NK: Tensor, weights_KF: Tensor) -> Tensor:
+    if not weights_KF.is_mkldnn:
+        return torch.mm(x_NK, weights_KF)
+    return torch.ops.mkldnn._linear_pointwise(x_NK, weights_KF, None, "none", [], "")
+
+
+def _add_packed(to_NF: Tensor, x_NK: Tensor, weights_KF: Tensor) -> Tensor:
+    if not weights_KF.is_mkldnn:
+        return torch.addmm(to_NF, x_NK, weights_KF)
+    return _multiply_packed(x_NK, weights_KF).add_(to_NF)
+
+
+PACKED = Matmul(_multiply_packed, _add_packed, prepare=_pack)
+
+
+def select_fast_matmul(device: torch.device, dtype: torch.dtype) -> Matmul:
+    """Return packed products if oneDNN has them for this dtype on this machine, else plain products."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return PLAIN
+    is_supported = dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return PACKED if is_supported else PLAIN
 
 
 def compute_logits(mm: Callable[[Tensor, Tensor], Tensor], x_NE: Tensor, lm_head_EV: Tensor) -> Tensor:
