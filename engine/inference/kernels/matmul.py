@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-
 # Smaller matrices fit the L2 cache, where packing gains less than a call of oneDNN costs.
 MIN_PACKED_SIZE = 1 << 17
 
