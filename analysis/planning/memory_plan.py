@@ -13,7 +13,7 @@ from asterism.analysis.planning.learner_memory import (
 from asterism.analysis.planning.plan_inputs import GIB, SEQUENCE_KEYS, PlanInputs
 from asterism.analysis.planning.resources import PlanItem, PlannedCount, PlannedResource
 from asterism.engine.hf.model_config import DecoderConfig
-from asterism.engine.inference.buffer_sizes import PAGE_TOKENS_STEP, BufferShape, count_buffer_bytes
+from asterism.engine.inference.buffer_sizes import MIN_PACKED_SIZE, PAGE_TOKENS_STEP, BufferShape, count_buffer_bytes
 from asterism.engine.learner.batches.sample_files import BYTES_PER_TOKEN
 from asterism.engine.weight_transfer.published_bytes import (
     count_folder_bytes,
@@ -81,10 +81,12 @@ def _make_share(inputs: PlanInputs) -> RankShare:
 def compute_engine_weights(inputs: PlanInputs) -> float:
     """Return the bytes of an engine's weights on one of its GPUs, or in main memory for an engine on a CPU.
 
-    An embedded engine has a tied embedding twice.
+    An embedded engine has a tied embedding twice, and on a CPU also packed copies of large matrices.
     """
     size = inputs.size
     parameters = size.total if inputs.has_servers or size.head else size.total + size.embedding
+    if not inputs.has_servers and inputs.run.engine.device == "cpu":
+        parameters += _count_packed_sizes(inputs.config)
     return inputs.engine_value_bytes * parameters / inputs.run.servers.tensor_parallel
 
 
@@ -278,6 +280,14 @@ def plan_host(inputs: PlanInputs) -> PlannedResource:
 def _count_written_bytes(inputs: PlanInputs, ranks: int) -> float:
     """Count the float32 buffers of a write: per rank, a block of WRITE_BYTES or a whole larger tensor."""
     return sum(max(WRITE_BYTES, FLOAT32_BYTES * size) for size in _list_sizes(inputs.config)[:ranks])
+
+
+@cache
+def _count_packed_sizes(config: DecoderConfig) -> int:
+    """Count the parameters of matrices that can be packed. Fused matrices consist of at most three."""
+    shapes = config.compute_weight_shapes().items()
+    sizes = (prod(shape) for name, shape in shapes if name != "model.embed_tokens.weight" and ".experts." not in name)
+    return sum(size for size in sizes if 3 * size >= MIN_PACKED_SIZE)
 
 
 @cache

@@ -30,8 +30,12 @@ COLD_STARTS: Mapping[str, Settings] = {
     "reasoned": _mix(_REASONED),
     "qwen2": ("prepare.parameters.architecture=qwen2",),
     "llama": ("prepare.parameters.architecture=llama",),
+    "words": (),  # of examples/word_problems
+    "words_twice": ("prepare.parameters.num_sft_dialogues=960", "sft.steps=120"),
+    "words_reasoned": ("prepare.parameters.reasoning=true", "dialogue.response_tokens=352"),
 }
 _GRPO = "roc.enabled=false"
+_SHUFFLED = "rl.advantage_estimator=examples/word_problems/shuffled_rewards.py:compute_advantages"
 _SHORT = "dialogue.response_tokens=80"  # too short for a dialogue with a repaired call
 
 
@@ -53,6 +57,11 @@ VARIANTS: Mapping[str, Variant] = {
     "ngram": Variant(("rl.repeated_ngram_tokens=8", "rl.repeated_ngram_limit=4")),
     "qwen2": Variant((), "qwen2"),
     "llama": Variant((), "llama"),
+    "words_roc": Variant((), "words"),
+    "words_grpo": Variant((_GRPO,), "words"),
+    "words_shuffled": Variant((_GRPO, _SHUFFLED), "words"),
+    "words_twice": Variant(("rl.steps=0",), "words_twice"),
+    "words_reasoned": Variant((), "words_reasoned"),
 }
 
 
@@ -79,6 +88,19 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     ),
     "overlong": Experiment("Responses at the length limit", {"keep": "kept as negatives", "drop": "dropped"}),
     "ngram": Experiment("A filter of repeated n-grams", {"roc": "without", "ngram": "with the filter"}),
+    "word_problems": Experiment(
+        "SmolLM2-135M learns word problems",
+        {
+            "words_roc": "GRPO-RoC",
+            "words_grpo": "GRPO",
+            "words_shuffled": "GRPO, shuffled rewards",
+            "words_twice": "twice the cold start, no RL",
+        },
+    ),
+    "word_reasoning": Experiment(
+        "SmolLM2-135M: cold start with and without reasoning-like data",
+        {"words_roc": "without", "words_reasoned": "with reasoning-like data"},
+    ),
     "architectures": Experiment("Three architectures", {"roc": "Qwen3", "qwen2": "Qwen2.5", "llama": "Llama 3"}),
 }
 

@@ -5,8 +5,8 @@
 
 NAME is an experiment of the table EXPERIMENTS (planned_runs.py). Each run is `asterism run CONFIG` with the settings
 of its variant, in the folder RUNS/VARIANT_SEED, and starts from the checkpoint of its cold start,
-RUNS/cold_START_SEED. One run starts after another. A finished run with the same settings is not repeated: an
-interrupted experiment continues, and experiments share their runs.
+RUNS/cold_START_SEED. One run starts after another. A finished run with the same settings is not repeated, an interrupted
+one resumes from its last checkpoint, and experiments share their runs.
 
 The picture RUNS/NAME/curves.png has the mean of the seeds. With two or more seeds, it has a band of one standard error.
 RUNS/NAME/figures.json and the JSON line have, by variant, the mean, the standard error and the bootstrap interval of the
@@ -41,16 +41,23 @@ _LAST_STEPS = 20  # steps that overlong_share_end averages: the share is small, 
 
 
 def run_planned(planned: PlannedRun, config: Path) -> None:
-    """Run the command, unless the run has finished with these settings. Raises CalledProcessError and OSError."""
+    """Run the command, unless the run has finished with these settings. Raises CalledProcessError and OSError.
+
+    An interrupted run with these settings continues from its last checkpoint.
+    """
     command = ["run", str(config), *(part for each in planned.settings for part in ("--set", each))]
-    record = planned.folder.parent / f"{planned.folder.name}.json"  # the command of the finished run
-    if record.exists() and RunFolder(planned.folder).summary.exists() and json.loads(record.read_text()) == command:
+    record = planned.folder.parent / f"{planned.folder.name}.json"  # the command of the run in the folder
+    summary, is_same = RunFolder(planned.folder).summary, record.exists() and json.loads(record.read_text()) == command
+    if is_same and summary.exists():
         print(f"{planned.folder}: finished before", flush=True)
         return
-    record.unlink(missing_ok=True)
-    print(f"{planned.folder}: seed {planned.seed}", flush=True)
+    if not is_same:
+        summary.unlink(missing_ok=True)
+        record.write_text(json.dumps(command))
+    start = "--resume" if is_same and planned.folder.exists() else "--overwrite"
+    print(f"{planned.folder}: seed {planned.seed}, {start}", flush=True)
     done = subprocess.run(
-        [sys.executable, "-m", "asterism.actors.cli.main", *command, "--overwrite"],
+        [sys.executable, "-m", "asterism.actors.cli.main", *command, start],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -58,7 +65,6 @@ def run_planned(planned: PlannedRun, config: Path) -> None:
     if done.returncode:
         print(done.stdout[-4000:], flush=True)
         done.check_returncode()
-    record.write_text(json.dumps(command))
 
 
 def summarize_figure(values: Sequence[float]) -> dict[str, Any]:

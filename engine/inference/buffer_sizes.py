@@ -13,6 +13,9 @@ MAX_GATHER_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}  # limit of the keys and 
 DENSE_CACHE_BYTES = 1 << 30
 # FlashAttention 2 needs pages of a multiple of this many tokens.
 PAGE_TOKENS_STEP = 256
+# Elements of the smallest matrix that engine/inference/kernels/matmul.py packs for a CPU. Smaller matrices fit the L2
+# cache, where packing gains less than a call of oneDNN costs.
+MIN_PACKED_SIZE = 1 << 17
 _LOGIT_BYTES = 4  # bytes of a float32
 
 

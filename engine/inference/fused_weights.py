@@ -42,17 +42,18 @@ class LayerWeights(NamedTuple):
 class FusedWeights:
     """The weights of all layers. To load new weights, write into `parameters`, then call `update_derived`.
 
-    The tensors keep their addresses, because captured graphs read them. A tied embedding has a second, transposed copy
-    for the logits. `prepared_layers` and `prepared_head` contain the matrices as `matmul` expects them.
+    The tensors keep their addresses, because captured graphs read them. A tied embedding has a second, transposed or
+    packed copy for the logits. `prepared_layers` and `prepared_head` contain the matrices as `matmul` expects them.
     """
 
     def __init__(self, model: CausalLM, device: torch.device, matmul: Matmul = PLAIN) -> None:
         """Copy the model's weights."""
-        self.config, self._device, self._prepare = model.config, device, matmul.prepare
+        self.config, self._device, self._matmul = model.config, device, matmul
         self._dtype = next(model.parameters()).dtype
         width, vocabulary = self.config.hidden_size, self.config.vocab_size
         self.embedding = self._allocate(vocabulary, width)
-        self.lm_head = self._allocate(width, vocabulary)
+        copies_head = not (self.config.tie_word_embeddings and matmul.packs)
+        self.lm_head = self._allocate(width, vocabulary) if copies_head else self.embedding.t()
         self.norm = self._allocate(width)
         self.layers = [self._allocate_layer(number) for number in range(self.config.num_layers)]
         self.parameters = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
@@ -68,7 +69,7 @@ class FusedWeights:
     def update_derived(self) -> None:
         """Recompute the tensors that are not views of parameters."""
         config = self.config
-        if config.tie_word_embeddings:
+        if config.tie_word_embeddings and not self._matmul.packs:
             self.lm_head.copy_(self.embedding.t())
         for layer in self.layers:
             layer.qk_scale[: config.num_heads] = config.head_dim**-0.5
@@ -77,15 +78,15 @@ class FusedWeights:
                 layer.qk_scale[: config.num_heads] *= layer.q_norm
                 layer.qk_scale[config.num_heads :] *= layer.k_norm
         self.prepared_layers = [self._prepare_layer(layer) for layer in self.layers]
-        self.prepared_head = self._prepare(self.lm_head)
+        self.prepared_head = self._matmul.prepare(self.lm_head)
 
     def _prepare_layer(self, layer: LayerWeights) -> LayerWeights:
         mlp = layer.mlp
         if isinstance(mlp, MlpWeights):
-            prepared = MlpWeights(self._prepare(mlp.gate_up), self._prepare(mlp.down))
+            prepared = MlpWeights(self._matmul.prepare(mlp.gate_up), self._matmul.prepare(mlp.down))
         else:
-            prepared = mlp._replace(router=self._prepare(mlp.router))
-        return layer._replace(qkv=self._prepare(layer.qkv), out=self._prepare(layer.out), mlp=prepared)
+            prepared = mlp._replace(router=self._matmul.prepare(mlp.router))
+        return layer._replace(qkv=self._matmul.prepare(layer.qkv), out=self._matmul.prepare(layer.out), mlp=prepared)
 
     def _allocate(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Smaller matrices fit the L2 cache, where packing gains less than a call of oneDNN costs.
-MIN_PACKED_SIZE = 1 << 17
+from asterism.engine.inference.buffer_sizes import MIN_PACKED_SIZE
 
 
 def _keep(weights_KF: Tensor) -> Tensor:
@@ -29,6 +28,11 @@ class Matmul(NamedTuple):
     add_mm: Callable[[Tensor, Tensor, Tensor], Tensor]  # to_NF, x_NK, weights_KF -> [N, F]
     tile_rows: int = 0  # 0: all rows in one product
     prepare: Callable[[Tensor], Tensor] = _keep
+
+    @property
+    def packs(self) -> bool:
+        """Return whether `prepare` copies a matrix."""
+        return self.prepare is not _keep
 
 
 PLAIN = Matmul(torch.mm, torch.addmm)

@@ -7,6 +7,7 @@ import torch
 from asterism.engine.contract import Capacity, EngineFailure, Generation, GenerationRequest
 from asterism.engine.inference.cuda_graphs import GraphCapture
 from asterism.engine.inference.engine_core import EngineCore
+from asterism.engine.inference.kernels.attention_kernels import AttentionKernels
 from asterism.engine.inference.kernels.matmul import Matmul
 from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.tiny_models import compute_logprobs, get_batch_invariant_matmul, measure_errors, random_ids
@@ -24,6 +25,7 @@ def new_core(
     max_running: int = 256,
     capture: GraphCapture | None = None,
     matmul: Matmul | None = None,
+    attention_kernels: AttentionKernels | None = None,
     overlaps_steps: bool = False,
 ) -> EngineCore:
     capacity = Capacity(pages * page_tokens, page_tokens, min(LONGEST, pages * page_tokens))
@@ -34,6 +36,7 @@ def new_core(
         max_running=max_running,
         capture=capture,
         matmul=matmul or get_batch_invariant_matmul(model.config),
+        attention_kernels=attention_kernels,
         overlaps_steps=overlaps_steps,
     )
 

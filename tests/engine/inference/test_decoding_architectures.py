@@ -14,7 +14,9 @@ from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.inference.fused_weights import FusedWeights
+from asterism.engine.inference.kernels.attention_kernels import SdpaKernels
 from asterism.engine.inference.kernels.batch_invariance import NotBatchInvariant
+from asterism.engine.inference.kernels.matmul import PACKED
 from asterism.engine.model import experts
 from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.inference.cores import (
@@ -79,6 +81,23 @@ def test_installed_weights_replace_all_weights(model_type: str) -> None:
     core, other = new_core(small_model(config=config)), small_model(seed=5, config=config)
     core.install_weights(1, other.state_dict())
     assert_same(generate(core, REQUESTS[2])[2], alone(other, REQUESTS[2]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_the_kernels_of_a_fast_engine_give_the_logprobs_of_the_training_forward(
+    model_type: str, tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New weights are packed again."""
+    monkeypatch.setattr("asterism.engine.inference.kernels.matmul.MIN_PACKED_SIZE", 1)
+    config = small_architecture(model_type, tie_word_embeddings=tied)
+    model, other = small_model(config=config), small_model(seed=5, config=config)
+    fast = {"matmul": PACKED, "attention_kernels": SdpaKernels()}
+    assert_generates_as_trained(model, prefill_tokens=30, **fast)
+    core = new_core(model, **fast)
+    core.install_weights(1, other.state_dict())
+    assert_logprobs(other, REQUESTS[2], generate(core, REQUESTS[2])[2])
 
 
 @pytest.mark.parametrize("model_type", ARCHITECTURES)

@@ -1,11 +1,17 @@
-"""Tests: the attention kernels of both devices match the formula, and the last product returns float32 logits."""
+"""Tests: attention kernels match the formula, packed products match plain ones, and logits are float32."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from asterism.engine.inference.kernels.attention_kernels import AttentionKernels, BatchInvariantKernels, SdpaKernels
-from asterism.engine.inference.kernels.matmul import build_tiled, compute_logits
+from asterism.engine.inference.kernels.matmul import (
+    MIN_PACKED_SIZE,
+    PACKED,
+    build_tiled,
+    compute_logits,
+    select_fast_matmul,
+)
 
 ROWS, WIDTH, SIZE = 5, 64, 16
 
@@ -57,3 +63,20 @@ def test_bfloat16_logits_on_a_cpu_are_the_product_cast_to_float32() -> None:
 def test_float32_logits_come_from_the_given_product() -> None:
     x_NE, head_EV, tiled = drawn(5, 16), drawn(16, 30), build_tiled(4).mm
     assert torch.equal(compute_logits(tiled, x_NE, head_EV), tiled(x_NE, head_EV))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 70])
+def test_packed_products_match_plain_products(rows: int) -> None:
+    assert select_fast_matmul(torch.device("cpu"), torch.float32) is PACKED
+    x_NK, weights_KF, to_NF = drawn(rows, 256), drawn(256, MIN_PACKED_SIZE // 256), drawn(rows, MIN_PACKED_SIZE // 256)
+    packed = PACKED.prepare(weights_KF)
+    assert packed.is_mkldnn
+    torch.testing.assert_close(PACKED.mm(x_NK, packed), x_NK @ weights_KF, atol=1e-4, rtol=0)
+    torch.testing.assert_close(PACKED.add_mm(to_NF, x_NK, packed), to_NF + x_NK @ weights_KF, atol=1e-4, rtol=0)
+
+
+def test_small_matrices_are_not_packed() -> None:
+    x_NK, weights_KF = drawn(5, 16), drawn(16, 30)
+    assert PACKED.prepare(weights_KF) is weights_KF
+    assert torch.equal(PACKED.mm(x_NK, weights_KF), x_NK @ weights_KF)
+    assert torch.equal(PACKED.add_mm(drawn(5, 30), x_NK, weights_KF), torch.addmm(drawn(5, 30), x_NK, weights_KF))
