@@ -58,10 +58,11 @@ class TrlSettings(msgspec.Struct, frozen=True):
 def build_settings(run: RunConfig, threads: int, micro_batch_rows: int = 0) -> TrlSettings:
     """`micro_batch_rows`: the most rollouts of TRL's micro batches; 0: those of an update."""
     rows = run.rl.prompts * run.rl.rollouts // run.learner.minibatches
-    dialogue_format = build_dialogue_format(run.dialogue, MATH_PYTHON)
+    task = run.resolved_tasks[0]
+    dialogue_format = build_dialogue_format(task.get_dialogue(), MATH_PYTHON)
     return TrlSettings(
         checkpoint=run.model.checkpoint,
-        data=run.data.train,
+        data=task.data,
         prompt_head=build_prompt_segments("", dialogue_format)[0].text,
         prefill=dialogue_format.prefill,
         seed=run.seed,

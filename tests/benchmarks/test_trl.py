@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from asterism.configs.load import load_run
 from asterism.configs.schema.run_config import DataConfig, ModelConfig
 from asterism.policies.groups.selection import SelectionRules
+from benchmarks.support.tiny_run import from_checkpoint
 from benchmarks.trl.__main__ import (
     EVERY_ROLLOUT,
     combine_figures,
@@ -79,6 +80,18 @@ def test_trl_gets_the_settings_of_the_run() -> None:
     assert build_settings(run, threads=2, micro_batch_rows=8).micro_batches == 16
     assert settings.prompt_head.startswith("<|im_start|>system\n")
     assert settings.prompt_head.endswith("\\boxed{}.\n\n")
+
+
+def test_run_and_trl_train_on_the_questions_that_the_cold_start_has_prepared(tmp_path: Path) -> None:
+    config = tmp_path / "words.toml"
+    config.write_text(
+        'name = "words"\nprepare.import = "words:Words"\ntasks = [{name = "w", data = "$RUN/data/w.jsonl"}]\n'
+    )
+    checkpoint = tmp_path / "cold" / "checkpoints" / "step_000000"
+    run = from_checkpoint(config, ["dialogue.prefill=''", "rl.prompts=2"], checkpoint, steps=7)
+    settings = build_settings(run, threads=1)
+    assert [task.data for task in run.tasks] == [settings.data] == [str(tmp_path / "cold/data/w.jsonl")]
+    assert (settings.checkpoint, settings.prefill, settings.prompts, settings.steps) == (str(checkpoint), "", 2, 7)
 
 
 @pytest.mark.slow
