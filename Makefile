@@ -11,6 +11,8 @@ BRIDGES := .venv-bridges
 BRIDGES_INSTALLED := $(BRIDGES)/.installed
 TRL := .venv-trl
 TRL_INSTALLED := $(TRL)/.installed
+VLLM := .venv-vllm
+VLLM_INSTALLED := $(VLLM)/.installed
 
 # The fast tests run in one process, since the import of torch takes seconds. The static checks run at the same time.
 # An empty PYTHONDONTWRITEBYTECODE lets pytest cache the rewritten tests.
@@ -20,7 +22,7 @@ FAST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --qui
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p xdist --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ablation sandbox-image sandbox-image-local sglang-environment bridges-environment trl-environment bench-trl \
+.PHONY: help setup demo ablation sandbox-image sandbox-image-local sglang-environment bridges-environment trl-environment vllm-environment bench-trl \
 	test test-without-docker test-sglang test-bridges bench-gpu coverage \
 	simulate-faults test-chaos nightly fuzz check \
 	static-checks fast-tests format clean
@@ -93,8 +95,21 @@ $(TRL_INSTALLED): constraints-trl.txt
 	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(TRL)/bin/pip install --quiet --no-deps --requirement constraints-trl.txt
 	@touch $@
 
-bench-trl: $(INSTALLED) $(TRL_INSTALLED) ## compare seconds per step and learning with TRL's GRPOTrainer on the tiny task; ARGS=--quick for a short run
-	$(BIN)/python -m benchmarks.trl --python $(TRL)/bin/python $(ARGS)
+vllm-environment: $(INSTALLED) $(VLLM_INSTALLED) ## create .venv-vllm for a vLLM server without a GPU; repeats only after constraints-vllm.txt changes
+	@echo "Installed in $(VLLM)"
+
+# Install torch with its dependencies; then only the pinned packages: vLLM also requires torchvision and torchaudio, whose
+# builds for CUDA cannot be imported beside this torch.
+$(VLLM_INSTALLED): constraints-vllm.txt
+	@command -v $(PYTHON) > /dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or newer, or select one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@test -x $(VLLM)/bin/pip || $(PYTHON) -m venv --clear $(VLLM)
+	@echo "Installing vLLM into $(VLLM) (once; 3 GB, a few minutes)"
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(VLLM)/bin/pip install --quiet "$$(grep '^torch==' constraints-vllm.txt)"
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(VLLM)/bin/pip install --quiet --no-deps --requirement constraints-vllm.txt
+	@touch $@
+
+bench-trl: $(INSTALLED) $(TRL_INSTALLED) ## compare seconds per step and learning with TRL's GRPOTrainer on the tiny task, or with MODEL=FOLDER; ARGS=--quick for a short run
+	$(BIN)/python -m benchmarks.trl --python $(TRL)/bin/python $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 test: $(INSTALLED) ## all tests except the nightly ones and those of SGLang and the bridges; needs root, a Docker engine and the sandbox image
 	$(PYTEST) -m "not sglang and not bridges and not nightly" --durations=100 $(ARGS)
@@ -119,7 +134,7 @@ coverage: $(INSTALLED) ## run all tests and measure coverage of bus/ and actors/
 simulate-faults: $(INSTALLED) ## simulate the control plane under a virtual clock, with processes killed at random: 1,000 seeds
 	$(BIN)/python -m tests.simulation.nightly 1000
 
-nightly: $(INSTALLED) $(SGLANG_INSTALLED) $(TRL_INSTALLED) ## the tests that take too long for `make test`, the bridges, and many seeds of each simulation
+nightly: $(INSTALLED) $(SGLANG_INSTALLED) $(TRL_INSTALLED) $(VLLM_INSTALLED) ## the tests that take too long for `make test`, the bridges, and many seeds of each simulation
 	$(PYTEST) -m "nightly and not sglang"
 	$(PYTEST) -m "hypothesis and not nightly and not sglang and not bridges" --hypothesis-profile=nightly --timeout 3600
 	$(BIN)/python -m pytest tests/sglang -m "sglang and nightly"  # one process: these tests stop servers in the middle of a step
@@ -151,6 +166,6 @@ format: $(INSTALLED) ## format the files for `make check`
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-clean: ## remove .venv, .venv-sglang, .venv-bridges, .venv-trl and all caches, but not runs/
-	rm -rf .venv $(SGLANG) $(BRIDGES) $(TRL) build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+clean: ## remove .venv, .venv-sglang, .venv-bridges, .venv-trl, .venv-vllm and all caches, but not runs/
+	rm -rf .venv $(SGLANG) $(BRIDGES) $(TRL) $(VLLM) build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -25,15 +25,13 @@ analysis/simulation/cluster_model.py), and a turn has eight times as many steps.
 
 import asyncio
 import logging
-import time
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import structlog
 import torch
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from asterism.engine.contract import Capacity
 from asterism.engine.inference.embedded import EmbeddedEngine
@@ -43,6 +41,7 @@ from asterism.tasks.tiny.prepare import TinyDemo
 from benchmarks.support.benchmark_main import SEED, Flag, Options, benchmark_main, make_policies_flag
 from benchmarks.support.engine_rate import measure_engine_rate, write_model
 from benchmarks.support.planned_lengths import AGENT, SHAPES, VOCABULARY
+from benchmarks.support.transformers_generation import load_transformers, measure_transformers_rate
 from benchmarks.support.two_engines import compare
 
 BATCHES = (1, 16, 64, 256)
@@ -55,36 +54,6 @@ def write_checkpoint(folder: Path, seed: int) -> None:
     model = CausalLM(TinyDemo().build_model_config(VOCABULARY))
     initialize_weights(model, seed)
     write_model(folder, model)
-
-
-def load_transformers(folder: Path) -> Any:
-    from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar, set_verbosity_error
-
-    set_verbosity_error()
-    disable_progress_bar()
-    return AutoModelForCausalLM.from_pretrained(folder).eval()
-
-
-def measure_transformers_rate(model: Any, prompts_BT: NDArray[np.int32], new_tokens: int) -> float:
-    ids = torch.from_numpy(prompts_BT.astype(np.int64))
-    started = time.perf_counter()
-    with torch.inference_mode():
-        output = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            use_cache=True,
-            min_new_tokens=None,
-            max_new_tokens=new_tokens,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-    assert output.shape[1] == prompts_BT.shape[1] + new_tokens
-    return len(ids) * new_tokens / (time.perf_counter() - started)
 
 
 async def measure_alone(options: Options, rounds: int) -> dict[str, float]:

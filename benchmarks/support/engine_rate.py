@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from asterism.engine.contract import Capacity, GenerationRequest
+from asterism.engine.contract import Capacity, GenerationRequest, TokenListener
 from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.model.causal_lm import CausalLM
@@ -21,10 +21,36 @@ PROMPT_TOKENS = 256
 _PAGE_TOKENS = 256  # GPU kernels read pages of this size in place
 
 
-async def measure_engine_rate(engine: EmbeddedEngine, prompts_BT: NDArray[np.int32], new_tokens: int) -> float:
+class DecodeClock:
+    """Measures the decode rate of a batch from the time at which each of its sequences has a token."""
+
+    def __init__(self, batch: int) -> None:
+        self._counts = [0] * batch
+        self._began_at = 0.0
+        self._before = 0  # tokens until `_began_at`
+
+    def count(self, row: int, tokens: int) -> None:
+        """Count new tokens of a sequence."""
+        self._counts[row] += tokens
+        if not self._before and all(self._counts):
+            self._began_at, self._before = time.perf_counter(), sum(self._counts)
+
+    def compute_rate(self) -> float:
+        """Return the tokens per second until now."""
+        return (sum(self._counts) - self._before) / (time.perf_counter() - self._began_at)
+
+
+async def measure_engine_rate(
+    engine: EmbeddedEngine, prompts_BT: NDArray[np.int32], new_tokens: int, clock: DecodeClock | None = None
+) -> float:
+    """Measure new tokens per second, with the prefill. `clock` counts the tokens of each sequence."""
+
+    def listen(row: int) -> TokenListener | None:
+        return None if clock is None else lambda tokens: clock.count(row, len(tokens))
+
     started = time.perf_counter()
     requests = [GenerationRequest(row, prompt, new_tokens, seed=row) for row, prompt in enumerate(prompts_BT)]
-    generations = await asyncio.gather(*(engine.generate(request) for request in requests))
+    generations = await asyncio.gather(*(engine.generate(request, listen(row)) for row, request in enumerate(requests)))
     elapsed_s = time.perf_counter() - started
     assert all(len(generation.token_ids) == new_tokens for generation in generations)
     for request in requests:

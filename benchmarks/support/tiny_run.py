@@ -21,7 +21,7 @@ from asterism.bus.process.structured_log import configure_logging
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.algorithm import EvaluationConfig
-from asterism.configs.schema.run_config import DataConfig, ModelConfig, RunConfig
+from asterism.configs.schema.run_config import ModelConfig, RunConfig
 from asterism.configs.schema.schema_tree import replace_keys
 from asterism.policies.tools.task_description import TaskDescription
 from benchmarks.support.benchmark_main import Flag, Options
@@ -56,13 +56,18 @@ def from_checkpoint(config: Path, settings: Sequence[str], checkpoint: Path, ste
 
     Do not measure the last step, because it saves a checkpoint.
     """
-    data = RunFolder(checkpoint.parents[1].resolve()).data
+    folder = RunFolder(checkpoint.parents[1].resolve())
     run = load_run(config, [*settings, "sft.steps=0", f"rl.steps={steps}"])
+
+    def locate(path: str) -> str:
+        return path.replace("$RUN", str(folder.path))
+
     return replace(
         run,
         prepare=None,  # the checkpoint's run has prepared the files
         model=ModelConfig(checkpoint=str(checkpoint.resolve())),
-        data=DataConfig(train=str(data / "train.jsonl"), test=str(data / "test.jsonl")),
+        data=replace(run.data, train=locate(run.data.train), test=locate(run.data.test)),
+        tasks=tuple(replace(task, data=locate(task.data), test=locate(task.test)) for task in run.tasks),
         evaluation=EvaluationConfig(questions=0),
         learner=replace_keys(run.learner, {"checkpoints.every": steps}),
     )

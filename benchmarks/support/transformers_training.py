@@ -17,21 +17,27 @@ IGNORED = -100  # label of a token without loss
 class PaddedTraining:
     """Training with the model's own code and loss, clipping, and AdamW."""
 
-    def __init__(self, config: DecoderConfig, micro_batch_tokens: int, *, is_sorted: bool) -> None:
-        """If `is_sorted`, a micro batch has sequences of similar length; otherwise sequences keep their order."""
+    def __init__(
+        self, config: DecoderConfig, micro_batch_tokens: int, *, is_sorted: bool, dtype: torch.dtype = torch.float32
+    ) -> None:
+        """If `is_sorted`, a micro batch has sequences of similar length; otherwise sequences keep their order.
+
+        `dtype` is that of products, as torch.autocast chooses them; weights and optimizer are float32.
+        """
         fields = config.to_hf()
         model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields))
         self._model = model.train()
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, foreach=True)
-        self._most_tokens, self._is_sorted = micro_batch_tokens, is_sorted
+        self._most_tokens, self._is_sorted, self._dtype = micro_batch_tokens, is_sorted, dtype
 
     def run_step(self, sequences: Sequence[TrainingSequence]) -> None:
         num_items = sum(each.num_loss_tokens for each in sequences)
         for micro_batch in self._split(sequences):
             token_ids_BT, mask_BT, labels_BT = pad(micro_batch)
-            found = self._model(
-                input_ids=token_ids_BT, attention_mask=mask_BT, labels=labels_BT, num_items_in_batch=num_items
-            )
+            with torch.autocast("cpu", self._dtype, enabled=self._dtype != torch.float32):
+                found = self._model(
+                    input_ids=token_ids_BT, attention_mask=mask_BT, labels=labels_BT, num_items_in_batch=num_items
+                )
             found.loss.backward()
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
         self._optimizer.step()

@@ -1,10 +1,11 @@
-"""Train a tiny model with TRL's GRPOTrainer and a Python tool. Runs in .venv-trl, without Asterism's modules.
+"""Train a model with TRL's GRPOTrainer and a Python tool. Runs in .venv-trl, without Asterism's modules.
 
     .venv-trl/bin/python benchmarks/trl/train_with_trl.py SETTINGS
 
 SETTINGS is the JSON of benchmarks.trl.trl_run.TrlSettings. The last line of the output is JSON: a list with
-seconds, mean reward, and trained rows and tokens of each step. As in a run of configs/tiny.toml, a step has one batch of
-rollouts and `minibatches` updates. The model's code runs in this process, without isolation: TRL has no sandbox.
+seconds, mean reward, and trained rows and tokens of each step. As in a run of Asterism, a step has one batch of rollouts
+and `minibatches` updates; each update accumulates the gradients of `micro_batches`. The model's code runs in this
+process, without isolation: TRL has no sandbox.
 """
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
@@ -40,20 +41,21 @@ RESPONSE_TEMPLATE = {
         "content": {"close_pattern": r"<\|im_end\|>\s*", "content": "text"},
     },
 }
-# Renders the dialogues of asterism.policies.dialogue.chat_format. HEAD is the text before the question.
+# Renders the dialogues of asterism.policies.dialogue.chat_format. HEAD is the text before the question, PREFILL that
+# before each text of the assistant.
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
     "{%- if message.role == 'user' -%}{{ HEAD + message.content }}"
     "{%- elif message.role == 'tool' -%}"
     "{{ '\\n<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}"
-    "{%- else -%}{{ '<|im_end|>\\n<|im_start|>assistant\\n<reason>' + message.content }}"
+    "{%- else -%}{{ '<|im_end|>\\n<|im_start|>assistant\\n' + PREFILL + message.content }}"
     "{%- for call in message.tool_calls or [] -%}"
     '{{ \'<tool_call>\\n{"name": "\' + call.function.name + \'", "arguments": \' }}'
     "{{ call.function.arguments | tojson }}{{ '}\\n</tool_call>' }}"
     "{%- endfor -%}{{ '<|im_end|>' }}"
     "{%- endif -%}"
     "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{ '<|im_end|>\\n<|im_start|>assistant\\n<reason>' }}{%- endif -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_end|>\\n<|im_start|>assistant\\n' + PREFILL }}{%- endif -%}"
 )
 
 
@@ -163,8 +165,9 @@ def build_config(settings: dict[str, Any], folder: str) -> GRPOConfig:
         bf16=False,
         seed=settings["seed"],
         max_steps=settings["steps"] * settings["minibatches"],
-        per_device_train_batch_size=rollouts // settings["minibatches"],
-        steps_per_generation=settings["minibatches"],
+        per_device_train_batch_size=rollouts // (settings["minibatches"] * settings["micro_batches"]),
+        gradient_accumulation_steps=settings["micro_batches"],
+        steps_per_generation=settings["minibatches"] * settings["micro_batches"],
         num_generations=settings["rollouts"],
         max_completion_length=settings["response_tokens"],
         max_tool_calling_iterations=settings["max_turns"] - 1,
@@ -190,7 +193,8 @@ def main() -> None:
     torch.set_num_threads(settings["threads"])
     signal.signal(signal.SIGALRM, end_call)
     tokenizer = AutoTokenizer.from_pretrained(settings["checkpoint"])
-    tokenizer.chat_template = CHAT_TEMPLATE.replace("HEAD", json.dumps(settings["prompt_head"]))
+    texts = {"HEAD": json.dumps(settings["prompt_head"]), "PREFILL": json.dumps(settings["prefill"])}
+    tokenizer.chat_template = re.sub("HEAD|PREFILL", lambda found: texts[found.group()], CHAT_TEMPLATE)
     tokenizer.response_template = RESPONSE_TEMPLATE
     clock = StepClock(settings["minibatches"])
     with tempfile.TemporaryDirectory() as folder:

@@ -39,12 +39,14 @@ class TrlSettings(msgspec.Struct, frozen=True):
     checkpoint: str
     data: str  # rows with "question" and "answer"
     prompt_head: str  # text before a question
+    prefill: str  # start of each assistant turn
     seed: int
     threads: int
     steps: int
     prompts: int
     rollouts: int
     minibatches: int  # updates per step
+    micro_batches: int  # micro batches per update, each with an equal number of rollouts
     response_tokens: int
     max_turns: int
     lr: float
@@ -53,18 +55,23 @@ class TrlSettings(msgspec.Struct, frozen=True):
     clip_high: float
 
 
-def build_settings(run: RunConfig, threads: int) -> TrlSettings:
-    dialogue_format = build_dialogue_format(run.dialogue, MATH_PYTHON)
+def build_settings(run: RunConfig, threads: int, micro_batch_rows: int = 0) -> TrlSettings:
+    """`micro_batch_rows`: the most rollouts of TRL's micro batches; 0: those of an update."""
+    rows = run.rl.prompts * run.rl.rollouts // run.learner.minibatches
+    task = run.resolved_tasks[0]
+    dialogue_format = build_dialogue_format(task.get_dialogue(), MATH_PYTHON)
     return TrlSettings(
         checkpoint=run.model.checkpoint,
-        data=run.data.train,
+        data=task.data,
         prompt_head=build_prompt_segments("", dialogue_format)[0].text,
+        prefill=dialogue_format.prefill,
         seed=run.seed,
         threads=threads,
         steps=run.rl.steps,
         prompts=run.rl.prompts,
         rollouts=run.rl.rollouts,
         minibatches=run.learner.minibatches,
+        micro_batches=count_micro_batches(rows, micro_batch_rows or rows),
         response_tokens=run.dialogue.response_tokens,
         max_turns=run.dialogue.max_turns,
         lr=run.learner.optimizer.lr,
@@ -72,6 +79,11 @@ def build_settings(run: RunConfig, threads: int) -> TrlSettings:
         clip_low=run.learner.loss.clip_low,
         clip_high=run.learner.loss.clip_high,
     )
+
+
+def count_micro_batches(rows: int, most_rows: int) -> int:
+    """Return the smallest number of equal micro batches with at most `most_rows` rows."""
+    return next(count for count in range(-(-rows // most_rows), rows + 1) if rows % count == 0)
 
 
 def run_trl(python: Path, settings: TrlSettings) -> list[dict[str, float]]:

@@ -10,8 +10,15 @@ from msgspec.structs import replace
 from asterism.configs.load import load_run
 from asterism.configs.schema.run_config import DataConfig, ModelConfig
 from asterism.policies.groups.selection import SelectionRules
-from benchmarks.trl.__main__ import EVERY_ROLLOUT, combine_figures, compute_figures, find_seconds_to_reward
-from benchmarks.trl.trl_run import TrlFailed, build_settings, run_trl
+from benchmarks.support.tiny_run import from_checkpoint
+from benchmarks.trl.__main__ import (
+    EVERY_ROLLOUT,
+    combine_figures,
+    compute_curve,
+    compute_figures,
+    find_seconds_to_reward,
+)
+from benchmarks.trl.trl_run import TrlFailed, build_settings, count_micro_batches, run_trl
 from tests.benchmarks.programs import ROOT, run_program
 
 
@@ -29,6 +36,14 @@ def test_the_median_of_a_round_excludes_its_first_and_last_step() -> None:
     figures = compute_figures([make_steps(0.8, 0.6, 0.6, 0.6), make_steps(0.9, 0.6, 0.6, 0.6)])
     assert (figures["step_s"], figures["reward_s"], figures["reward"]) == (2.5, 1.0, pytest.approx(0.6625))
     assert compute_figures([make_steps(0.8, 0.6, 0.6), make_steps(0.6, 0.6, 0.6)])["reward_s"] is None
+
+
+def test_the_curve_has_the_mean_seconds_and_reward_at_the_end_of_each_step() -> None:
+    assert compute_curve([make_steps(0.2, 0.4), make_steps(0.4, 0.8)]) == [(1.0, 0.3), (3.0, 0.6)]
+
+
+def test_micro_batches_are_equal_and_have_at_most_the_given_rows() -> None:
+    assert [count_micro_batches(rows, 8) for rows in (4, 8, 32, 36, 13)] == [1, 1, 4, 6, 13]
 
 
 def test_rows_and_tokens_of_a_step_without_an_update_count_as_zero() -> None:
@@ -61,8 +76,22 @@ def test_trl_gets_the_settings_of_the_run() -> None:
     assert (settings.checkpoint, settings.data, settings.threads) == ("/c", "/train", 2)
     assert (settings.steps, settings.prompts, settings.rollouts, settings.minibatches) == (7, 16, 16, 2)
     assert (settings.lr, settings.response_tokens, settings.max_turns) == (1e-3, 160, 4)
+    assert (settings.prefill, settings.micro_batches) == ("<reason>", 1)
+    assert build_settings(run, threads=2, micro_batch_rows=8).micro_batches == 16
     assert settings.prompt_head.startswith("<|im_start|>system\n")
     assert settings.prompt_head.endswith("\\boxed{}.\n\n")
+
+
+def test_run_and_trl_train_on_the_questions_that_the_cold_start_has_prepared(tmp_path: Path) -> None:
+    config = tmp_path / "words.toml"
+    config.write_text(
+        'name = "words"\nprepare.import = "words:Words"\ntasks = [{name = "w", data = "$RUN/data/w.jsonl"}]\n'
+    )
+    checkpoint = tmp_path / "cold" / "checkpoints" / "step_000000"
+    run = from_checkpoint(config, ["dialogue.prefill=''", "rl.prompts=2"], checkpoint, steps=7)
+    settings = build_settings(run, threads=1)
+    assert [task.data for task in run.tasks] == [settings.data] == [str(tmp_path / "cold/data/w.jsonl")]
+    assert (settings.checkpoint, settings.prefill, settings.prompts, settings.steps) == (str(checkpoint), "", 2, 7)
 
 
 @pytest.mark.slow

@@ -109,6 +109,8 @@ NEEDS = {
     "make sglang-environment": "SGLang (tests/sglang)",
     "python -m benchmarks.sglang": "SGLang (tests/sglang)",
     "make bench-trl": "TRL (tests/benchmarks/test_trl.py)",
+    "make vllm-environment": "vLLM (tests/benchmarks/test_real.py)",
+    "python -m benchmarks.real": "a model's folder, vLLM and SGLang (tests/benchmarks/test_real.py)",
     "pytest": "a test suite of its own",
 }
 

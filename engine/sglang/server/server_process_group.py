@@ -15,7 +15,7 @@ _TAIL_BYTES, _TAIL_LINES = 16_384, 12
 # Process titles of schedulers and detokenizers; a server without one of them is dead.
 _WORKER_PREFIX = "sglang::"
 # An inode identifies a mapping, because semaphores are renamed after they are mapped.
-_SHM_MAPPING = re.compile(r"(\d+) +/dev/shm/(?:sglang_|sem\.)")
+_SHM_MAPPING = re.compile(r"(\d+) +/dev/shm/(?:sglang_|psm_|sem\.)")
 
 
 class ProcessGroup:

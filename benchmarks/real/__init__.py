@@ -1,0 +1,1 @@
+"""Measures speed on a real pretrained model beside its peers, and the limits of the machine."""
