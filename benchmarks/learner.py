@@ -25,7 +25,8 @@ Times are CPU seconds of the process; a ratio is the median over the rounds. Mic
     lockstep_loss_4096_rows_64_ranks  share of time in which ranks wait for the slowest one of each round
     plan_s                            CPU seconds to plan one step
 
-With --model, the program measures only a model of that folder's shape, with random weights, in float32. Each update has
+With --model, the program measures only a model of that folder's shape, with random weights, in float32. Three models with
+their optimizers are in memory at once: about 8 GB for 135M parameters. Each update has
 two groups of eight sequences, with prompts of 128 tokens and responses of 90 to 166 tokens. Keys:
 
     model_tokens_per_s       tokens of whole sequences per CPU second, with shared prompts
