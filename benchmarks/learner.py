@@ -1,6 +1,6 @@
 """Measure the learner's speed on one core, and its plan of micro batches. Prints a JSON line last.
 
-    python -m benchmarks.learner [--rounds 12] [--quick]
+    python -m benchmarks.learner [--rounds 12] [--quick] [--model FOLDER [--threads 2]]
 
 The model of the demo (0.45M parameters) trains on 128 sequences of 18 to 175 tokens per update, in micro batches of at
 most 1,536 tokens, with learner.compile = true and false; transformers trains on the same sequences, without torch.compile.
@@ -15,6 +15,8 @@ A model with 17M parameters trains in float32 and bfloat16. All variants take tu
     compile_s                CPU seconds of the first update with compiled layers, and of the compilers; low if torch's
                              cache (TORCHINDUCTOR_CACHE_DIR) has the code
     bf16_ratio_17m           bfloat16 over float32, without compilation
+    ratio_shared_17m         tokens per CPU second with shared prompts, over those without; in float32, groups of eight
+                             sequences, the prompt is half of a sequence
 
 Times are CPU seconds of the process; a ratio is the median over the rounds. Micro batches of 16,384 tokens are planned for
 4,096 sequences of up to 14,336 tokens on 64 ranks, for the sizes of a model with 14B parameters. Keys:
@@ -22,12 +24,23 @@ Times are CPU seconds of the process; a ratio is the median over the rounds. Mic
     fill                              filled share of all micro batches; the mean of eight random steps
     lockstep_loss_4096_rows_64_ranks  share of time in which ranks wait for the slowest one of each round
     plan_s                            CPU seconds to plan one step
+
+With --model, the program measures only a model of that folder's shape, with random weights, in float32. Three models with
+their optimizers are in memory at once: about 8 GB for 135M parameters. Each update has
+two groups of eight sequences, with prompts of 128 tokens and responses of 90 to 166 tokens. Keys:
+
+    model_tokens_per_s       tokens of whole sequences per CPU second, with shared prompts
+    model_ratio_shared       the same, over the learner without shared prompts
+    model_ratio_sorted       the same, over transformers with equal micro batches of sequences sorted by length
+    model_ratio_unshared     the learner without shared prompts, over transformers
+    model_tokens_per_wall_s  tokens of whole sequences per second, with shared prompts
 """
 
 import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +49,7 @@ import torch
 from asterism.configs.schema.algorithm import RlConfig
 from asterism.configs.schema.learner_config import LearnerConfig, LossConfig, MemoryConfig
 from asterism.configs.schema.run_config import RunConfig
-from asterism.engine.hf.model_config import DecoderConfig
+from asterism.engine.hf.model_config import DecoderConfig, load_model_config
 from asterism.engine.learner.batches.packing import split_micro_batches
 from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
 from asterism.engine.learner.distributed import RankGroup, join_ranks, leave_ranks
@@ -51,6 +64,7 @@ from benchmarks.support.transformers_training import PaddedTraining
 
 VOCABULARY = 450
 MICRO_BATCH_TOKENS = 1536
+PROMPT_TOKENS, GROUP_SIZE = 128, 8  # of groups with shared prompts
 UNLIMITED_TOKENS = 1 << 30
 LONG_MICRO_BATCH_TOKENS = 16_384
 RANKS, ROWS = 64, 4096
@@ -84,9 +98,23 @@ def make_sequences(count: int, vocabulary: int, seed: int) -> list[TrainingSeque
     return sequences
 
 
-def make_trainer(config: DecoderConfig, ranks: RankGroup, **settings: Any) -> Trainer:
+def make_siblings(groups: int, vocabulary: int, seed: int) -> list[TrainingSequence]:
+    """Make groups with a common prompt. Responses have as many tokens as the prompt on average; all are in the loss."""
+    draws = np.random.default_rng(seed)
+    sequences: list[TrainingSequence] = []
+    for group in range(groups):
+        prompt = draws.integers(0, vocabulary, PROMPT_TOKENS, dtype=np.int32)
+        for number, length in enumerate(draws.integers(PROMPT_TOKENS * 0.7, PROMPT_TOKENS * 1.3, GROUP_SIZE)):
+            token_ids = np.concatenate((prompt, draws.integers(0, vocabulary, length, dtype=np.int32)))
+            logprobs = np.full(len(token_ids), -np.log(vocabulary), np.float32)
+            mask, advantage = np.arange(len(token_ids)) >= PROMPT_TOKENS, float(draws.normal())
+            sequences.append(build_training_sequence(token_ids, mask, logprobs, advantage, group, number))
+    return sequences
+
+
+def make_trainer(config: DecoderConfig, ranks: RankGroup, *, shared_prompts: bool = True, **settings: Any) -> Trainer:
     learner = LearnerConfig(
-        memory=MemoryConfig(micro_batch_tokens=MICRO_BATCH_TOKENS),
+        memory=MemoryConfig(micro_batch_tokens=MICRO_BATCH_TOKENS, shared_prompts=shared_prompts),
         loss=LossConfig(old_logprobs="engine", correction="none", mismatch_limit=0.0),
         **settings,
     )
@@ -96,11 +124,20 @@ def make_trainer(config: DecoderConfig, ranks: RankGroup, **settings: Any) -> Tr
     return Trainer(model, RunConfig(name="benchmark", rl=RlConfig(steps=1_000_000), learner=learner), ranks)
 
 
-def measure_speeds(variants: Mapping[str, RunStep], rounds: int, count: int, vocabulary: int) -> dict[str, list[float]]:
-    """Measure the tokens per CPU second of each variant by round. The first round is not counted."""
+def measure_speeds(
+    variants: Mapping[str, RunStep],
+    rounds: int,
+    count: int,
+    vocabulary: int,
+    make: Callable[[int, int, int], list[TrainingSequence]] = make_sequences,
+) -> dict[str, list[float]]:
+    """Measure the tokens per CPU second of each variant by round. The first round is not counted.
+
+    `make` makes the sequences of a round from `count`, the vocabulary and a seed.
+    """
     speeds: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(rounds + 1):
-        sequences = make_sequences(count, vocabulary, number)
+        sequences = make(count, vocabulary, number)
         tokens = sum(each.num_tokens for each in sequences)
         for name, run_step in variants.items():
             began = time.process_time()
@@ -153,6 +190,40 @@ def measure_bfloat16(ranks: RankGroup, rounds: int, count: int) -> dict[str, flo
     return {"bf16_ratio_17m": compute_ratio(speeds, "bfloat16", "float32")}
 
 
+def make_shared_variants(config: DecoderConfig) -> dict[str, RunStep]:
+    return {
+        "shared": make_trainer(config, RankGroup()).run_rl_step,
+        "unshared": make_trainer(config, RankGroup(), shared_prompts=False).run_rl_step,
+    }
+
+
+def measure_shared_prompts(rounds: int) -> dict[str, float]:
+    speeds = measure_speeds(make_shared_variants(SHAPE_17M), rounds, 2, SHAPE_17M.vocab_size, make_siblings)
+    return {"ratio_shared_17m": compute_ratio(speeds, "shared", "unshared")}
+
+
+def measure_model(folder: Path, rounds: int, groups: int) -> dict[str, float]:
+    """Measure a model of the folder's shape."""
+    config = load_model_config(folder)
+    variants = make_shared_variants(config)
+    variants["sorted"] = PaddedTraining(config, MICRO_BATCH_TOKENS, is_sorted=True).run_step
+    wall_s = list[float]()
+
+    def run_shared(sequences: Sequence[TrainingSequence], run_step: RunStep = variants["shared"]) -> None:
+        began = time.perf_counter()
+        run_step(sequences)
+        wall_s.append((time.perf_counter() - began) / sum(each.num_tokens for each in sequences))
+
+    speeds = measure_speeds(variants | {"shared": run_shared}, rounds, groups, config.vocab_size, make_siblings)
+    return {
+        "model_tokens_per_s": round(statistics.median(speeds["shared"]), 1),
+        "model_ratio_shared": compute_ratio(speeds, "shared", "unshared"),
+        "model_ratio_sorted": compute_ratio(speeds, "shared", "sorted"),
+        "model_ratio_unshared": compute_ratio(speeds, "unshared", "sorted"),
+        "model_tokens_per_wall_s": round(1 / statistics.median(wall_s[1:]), 1),
+    }
+
+
 def plan_micro_batches(seeds: int) -> dict[str, float]:
     """Plan the micro batches of random steps."""
     attention_tokens = count_forward_flops(read_qwen3("14B")).attention_tokens
@@ -186,10 +257,13 @@ def sum_costs(lengths: np.ndarray, attention_tokens: float) -> float:
 def measure(options: Options) -> dict[str, float]:
     rounds = options.rounds
     count, seeds = (16, 1) if options.quick else (128, 8)
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
+    if options.model is not None:
+        return measure_model(options.model, rounds, 1 if options.quick else 2)
     ranks = join_ranks(LearnerConfig(dtype="bfloat16"))
     try:
-        return measure_demo(rounds, count) | measure_bfloat16(ranks, rounds, count) | plan_micro_batches(seeds)
+        figures = measure_demo(rounds, count) | measure_bfloat16(ranks, rounds, count)
+        return figures | measure_shared_prompts(rounds) | plan_micro_batches(seeds)
     finally:
         leave_ranks(ranks)
 
@@ -199,5 +273,7 @@ if __name__ == "__main__":
         __doc__,
         measure,
         Flag("--rounds", 12, "rounds of each comparison", quick=1),
+        Flag("--model", None, "transformers folder of a model to measure instead", kind=Path, metavar="FOLDER"),
+        Flag("--threads", 1, "CPU threads"),
         quick="one round with few sequences",
     )

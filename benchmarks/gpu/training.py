@@ -89,17 +89,22 @@ def draw_lengths(tokens: int, micro_batches: int) -> list[int]:
     return lengths
 
 
-def make_sequences(lengths: Sequence[int], vocabulary: int, groups: int | None = None) -> list[TrainingSequence]:
-    """Make a sequence of length + 1 tokens for each length. All tokens but the first are in the loss.
+def make_sequences(
+    lengths: Sequence[int], vocabulary: int, groups: int | None = None, *, prompt_tokens: int = 1
+) -> list[TrainingSequence]:
+    """Make a sequence of length + 1 tokens for each length. All tokens after the prompt are in the loss.
 
-    The sequences are assigned to `groups` in turn; without `groups`, each sequence has its own group.
+    The sequences are assigned to `groups` in turn; without `groups`, each sequence has its own group. With more than
+    one token, the prompts of a group are equal.
     """
     draws = np.random.default_rng(0)
     sequences: list[TrainingSequence] = []
     for number, length in enumerate(lengths):
         ids = draws.integers(0, vocabulary, length + 1, dtype=np.int32)
         logprobs = np.full(length + 1, -np.log(vocabulary), np.float32)
-        mask, group = np.arange(length + 1) > 0, number % (groups or len(lengths))
+        mask, group = np.arange(length + 1) >= prompt_tokens, number % (groups or len(lengths))
+        if prompt_tokens > 1:
+            ids[:prompt_tokens] = np.random.default_rng(group).integers(0, vocabulary, prompt_tokens)
         sequences.append(build_training_sequence(ids, mask, logprobs, float(draws.normal()), group, number))
     return sequences
 

@@ -201,8 +201,8 @@ class LearnerRank:
         reset_peak_memory(self._ranks.device)
         metrics = trainer.run_rl_step(sequences, partial(exchange_samples, self._ranks))
         train_s = metrics["train_s"] = time.monotonic() - began
-        peak = self._run.learner.peak_tflops
-        metrics |= compute_speed_metrics(sequences, trainer.flops, train_s, self._ranks.world_size, peak)
+        peak, shared = self._run.learner.peak_tflops, trainer.shared_prompts
+        metrics |= compute_speed_metrics(sequences, trainer.flops, train_s, self._ranks.world_size, peak, shared)
         metrics |= measure_peak_memory(self._ranks.device)
         self._metrics = metrics
         trainer.check_weights()  # raises an error before weights are published or saved

@@ -15,7 +15,12 @@ from asterism.configs.schema.learner_config import LearnerConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.export.chat_files import ServedChat
 from asterism.engine.export.hf_export import MAX_SHARD_BYTES
-from asterism.engine.learner.batches.load_metrics import compute_expert_metrics, compute_plan_metrics
+from asterism.engine.learner.batches.load_metrics import (
+    MinibatchPlan,
+    compute_expert_metrics,
+    compute_plan_metrics,
+    list_shared_prompts,
+)
 from asterism.engine.learner.batches.minibatches import (
     MicroBatch,
     build_rl_minibatches,
@@ -45,6 +50,7 @@ from asterism.engine.learner.sharding import reshard_parameters, set_gradient_re
 from asterism.engine.learner.state_offload import list_state
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.lora_linear import list_base_parameters
+from asterism.engine.model.packed_attention import can_share_prompts
 from asterism.engine.model.training_flops import count_forward_flops
 from asterism.policies.losses.grpo import compute_sft_loss
 from asterism.policies.losses.policy_loss import LossInput, LossOutput
@@ -64,6 +70,7 @@ class Trainer:
         self.model = model
         self.stage: Literal["sft", "rl"] = "sft"
         self.step = 0
+        self.shared_prompts: list[int] = []  # lengths of prompts that the last step did not compute again
         self._run = run
         self._ranks = ranks
         self._optimizers: list[Optimizer] = []
@@ -99,7 +106,7 @@ class Trainer:
         lr_scale = cosine_schedule(self.step, sft.steps, sft.warmup_steps)
         update = self._run_update(sequences, lr_scale, lambda batch, _: compute_sft_loss(batch))
         self.step += 1
-        planned = [(sequences, self._split_micro_batches(sequences))]
+        planned = [self._plan_micro_batches(sequences)]
         losses = compute_file_losses(update.sums.token_sums, sft.file_names)
         return {
             "loss": update.sums.loss,
@@ -135,9 +142,10 @@ class Trainer:
         minibatches = build_rl_minibatches(sequences, learner.minibatches, self._run.seed, self.step)
         check_token_ids(sequences, self.model.config.vocab_size)
         trained = [minibatch for minibatch in minibatches if any(sequence.num_loss_tokens for sequence in minibatch)]
-        planned = [(each, self._split_micro_batches(each)) for each in trained]
+        planned = [self._plan_micro_batches(each) for each in trained]
+        self.shared_prompts = list_shared_prompts(planned)
         if distribute is not None:
-            trained = distribute(planned)
+            trained = distribute([(each, plan.shares) for each, plan in zip(trained, planned, strict=True)])
         old_logprobs = self._recompute_old_logprobs(trained)
         updates = list[OptimizerUpdate]()
         for minibatch, old in zip(trained, old_logprobs, strict=True):
@@ -172,16 +180,22 @@ class Trainer:
         later = ([each for _, each in self.score_without_update(sequences)] for sequences in minibatches[1:])
         return [None, *later]
 
-    def _split_micro_batches(self, sequences: Sequence[SequenceSource]) -> RankShares:
+    def _plan_micro_batches(self, sequences: Sequence[SequenceSource]) -> MinibatchPlan:
         num_shares, tokens = self._ranks.dims.num_data_ranks, self._learner.memory.micro_batch_tokens
-        return split_micro_batches(sequences, num_shares, tokens, self.flops.attention_tokens)
+        attention_tokens = self.flops.attention_tokens
+        shares_prompts = self.stage == "rl" and _shares_prompts(self._learner, self._ranks.device)
+        shares = split_micro_batches(sequences, num_shares, tokens, attention_tokens, shares_prompts=shares_prompts)
+        return MinibatchPlan(sequences, shares, shares_prompts)
 
     def _list_micro_batches(self, sequences: Sequence[SequenceSource]) -> list[Callable[[], MicroBatch]]:
         """Return functions that load this rank's micro batches, for a GPU into page-locked memory."""
         loss_mean = self._learner.loss.mean if self.stage == "rl" else "tokens"
         weights = compute_token_weights(sequences, loss_mean, self._run.response_tokens)
-        share = self._split_micro_batches(sequences)[self._ranks.data_rank]
-        return [partial(load_micro_batch, sequences, weights, indices, self._ranks.device) for indices in share]
+        plan = self._plan_micro_batches(sequences)
+        load = partial(
+            load_micro_batch, sequences, weights, device=self._ranks.device, shares_prompts=plan.shares_prompts
+        )
+        return [partial(load, indices) for indices in plan.shares[self._ranks.data_rank]]
 
     def _run_update(
         self,
@@ -298,6 +312,11 @@ class Trainer:
         self.start_stage(state.stage)
         self.step = state.step
         load_training_state(checkpoint, self.model, self._optimizers, state.step, self._ranks)
+
+
+def _shares_prompts(learner: LearnerConfig, device: torch.device) -> bool:
+    """Return whether micro batches of RL compute shared prompts once. The dialogues of the cold start share none."""
+    return learner.memory.shared_prompts and can_share_prompts(device, getattr(torch, learner.dtype))
 
 
 def _build_loss_input(

@@ -81,7 +81,13 @@ class DecoderLayer(nn.Module):
         """Return [B, T, H, D]. Attention is not compiled: torch would compile it for each length of a segment."""
         run = run_compiled if self.is_compiled else run_eagerly
         q_BTHD, k_BTKD, v_BTKD = run(DecoderLayer.project, recomputed, self, x_BTE, cos, sin)
-        return attend(q_BTHD, k_BTKD, v_BTKD, segments)
+        return run_recomputed(self._choose_around_attention(q_BTHD, segments), attend, q_BTHD, k_BTKD, v_BTKD, segments)
+
+    def _choose_around_attention(self, q_BTHD: Tensor, segments: Segments | None) -> Checkpointing:
+        """Return "attention" if the backward pass would otherwise keep copies of prompts' keys for each response."""
+        has_copies = q_BTHD.is_cuda and segments is not None and segments.keys_S is not None
+        is_inside_checkpoint = self.recomputed != "none" and not (self.is_compiled and self.recomputed == "selective")
+        return "attention" if has_copies and not is_inside_checkpoint else "none"
 
     def project(self, x_BTE: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute queries, keys and values: the part before attention."""

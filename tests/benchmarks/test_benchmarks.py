@@ -45,6 +45,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "learner": (
         *("tokens_per_s", "ratio_padded", "ratio_padded_small", "ratio_sorted", "bf16_ratio_17m", "fill"),
         *("lockstep_loss_4096_rows_64_ranks", "plan_s", "tokens_per_s_eager", "ratio_sorted_eager", "compile_s"),
+        "ratio_shared_17m",
     ),
     "mismatch": (
         *(f"cosine.{kind}.{row}" for kind in CORRECTIONS for row in ("small", "some", "far", "many")),

@@ -36,7 +36,7 @@ OTHER_KEYS = {
     *("learner.ranks", "learner.threads", "learner.memory.micro_batch_tokens"),  # keys of speed and memory
     *("learner.device", "learner.dtype", "learner.head_dtype", "learner.dp_replicate", "learner.collective_timeout_s"),
     *("learner.memory.activation_checkpointing", "learner.memory.reduce_gradients", "learner.peak_tflops"),
-    *("learner.memory.offload", "learner.compile", "learner.lora.publish"),
+    *("learner.memory.shared_prompts", "learner.memory.offload", "learner.compile", "learner.lora.publish"),
     *("learner.resume_from", "learner.resume_optimizer", "rl.first_problem"),  # keys for runs of several stages
     "learner.loss.mismatch_limit",  # this key can end a run, but changes no update
     *("learner.checkpoints.every", "learner.checkpoints.minutes", "learner.checkpoints.keep"),

@@ -12,7 +12,7 @@ from benchmarks.gpu.checks.engine_checks import (
     check_published_weights,
     check_shared_weights,
 )
-from benchmarks.gpu.checks.kernel_checks import check_head, check_segments
+from benchmarks.gpu.checks.kernel_checks import check_head, check_segments, check_shared_prompts
 from benchmarks.gpu.checks.learner_checks import (
     check_cold_start,
     check_collectives,
@@ -35,6 +35,7 @@ def list_checks(*, is_quick: bool) -> dict[str, Check]:
     return {
         **architectures,
         "segments": check_segments,
+        "shared_prompts": check_shared_prompts,
         "non_finite": check_non_finite,
         "weights": check_published_weights,
         "collectives": check_collectives,

@@ -6,12 +6,19 @@ import torch
 from torch import Tensor
 
 from asterism.engine.model.compiled_parts import compile_head_kernels
-from asterism.engine.model.packed_attention import attend_rows, attend_segments, build_segments
+from asterism.engine.model.packed_attention import (
+    Segments,
+    attend_rows,
+    attend_segments,
+    build_families,
+    build_segments,
+)
 from asterism.policies.losses.head_kernels import FusedHeadKernels, HeadKernels
 from asterism.policies.losses.token_scores import EAGER_KERNELS, compute_token_scores
 from benchmarks.gpu.checks.measured import FLOAT32_LIMIT, Measured, compute_relative_error
 
 _LENGTHS = (300, 1, 64, 700)  # lengths of packed sequences
+_FAMILIES = ((300, 40, 1, 200), (130,), (64, 330))  # lengths of prompts and of the responses to them
 _BFLOAT16_LIMIT = 2e-2  # relative error of one kernel; a CPU has up to 0.003, and up to 0.009 with 150,000 logits
 _HEADS, _KV_HEADS, _HEAD_DIM = 8, 2, 128
 # Mean error of a log probability. Logits in bfloat16 would have an error of 0.0015; float32 logits have 1e-6.
@@ -22,17 +29,24 @@ _BLOCK_TOKENS = 250  # tokens per block of the exact scores, which bounds the me
 
 def check_segments(device: torch.device) -> Iterator[Measured]:
     """Compare bfloat16 attention of packed sequences with float32 attention of each sequence."""
+    return _compare_attention(build_segments(_LENGTHS), device)
+
+
+def check_shared_prompts(device: torch.device) -> Iterator[Measured]:
+    """Compare bfloat16 attention of prompts and their responses with float32 attention of whole sequences."""
+    return _compare_attention(build_families(_FAMILIES), device)
+
+
+def _compare_attention(segments: Segments, device: torch.device) -> Iterator[Measured]:
+    segments = Segments(*(each.to(device) if isinstance(each, Tensor) else each for each in segments))
     draws = torch.Generator(device).manual_seed(0)
-    shapes = [(sum(_LENGTHS), heads, _HEAD_DIM) for heads in (_HEADS, _KV_HEADS, _KV_HEADS)]
+    shapes = [(sum(segments.lengths), heads, _HEAD_DIM) for heads in (_HEADS, _KV_HEADS, _KV_HEADS)]
     given = [torch.randn(shape, device=device, generator=draws).to(torch.bfloat16) for shape in shapes]
     weights_THD = torch.randn(shapes[0], device=device, generator=draws)
-    segments = build_segments(_LENGTHS)
-    segments = segments._replace(offsets=segments.offsets.to(device))
     packed = [each.clone().requires_grad_() for each in given]
     out_THD = attend_segments(packed[0], packed[1], packed[2], segments)
     single = [each.float().requires_grad_() for each in given]
-    parts = zip(*(each.split(_LENGTHS) for each in single), strict=True)
-    expected_THD = torch.cat([attend_rows(*(part[None] for part in of_segment)).squeeze(0) for of_segment in parts])
+    expected_THD = _attend_to_sequences(*single, segments)
     yield Measured("output", compute_relative_error(out_THD, expected_THD), _BFLOAT16_LIMIT)
     for output in (out_THD, expected_THD):
         (output.float() * weights_THD).sum().backward()
@@ -40,6 +54,17 @@ def check_segments(device: torch.device) -> Iterator[Measured]:
         assert found.grad is not None
         assert expected.grad is not None
         yield Measured(f"gradient of {name}", compute_relative_error(found.grad, expected.grad), _BFLOAT16_LIMIT)
+
+
+def _attend_to_sequences(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, segments: Segments) -> Tensor:
+    """Compute attention of each sequence with its prompt, and return the outputs of the segments."""
+    keys_S = torch.arange(len(q_THD), device=q_THD.device) if segments.keys_S is None else segments.keys_S
+    num_keys = (segments.offsets if segments.key_offsets is None else segments.key_offsets).diff().tolist()
+    found: list[Tensor] = []
+    for length, rows in zip(segments.lengths, keys_S.split(num_keys), strict=True):
+        q, k, v = (each.index_select(0, rows)[None] for each in (q_THD, k_TKD, v_TKD))
+        found.append(attend_rows(q, k, v)[0, -length:])
+    return torch.cat(found)
 
 
 def check_head(device: torch.device, dtype: torch.dtype, *, is_quick: bool) -> Iterator[Measured]:

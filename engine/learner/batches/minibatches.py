@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asterism.configs.schema.learner_config import LossMean
+from asterism.engine.learner.batches.siblings import find_siblings
 from asterism.engine.learner.batches.training_sequence import SequenceSource, Source, TrainingSequence
 from asterism.engine.learner.distributed import RankGroup
-from asterism.engine.model.packed_attention import Segments, build_segments
+from asterism.engine.model.packed_attention import Segments, build_families
 from asterism.policies.seeded_random import shuffle_range
 
 
@@ -62,7 +63,7 @@ def compute_token_weights(
 
 
 class MicroBatch(NamedTuple):
-    """Packed sequences without their last tokens: T tokens in all, N tokens in the loss."""
+    """Packed sequences without their last tokens: T tokens in all, N tokens in the loss. A shared prompt counts once."""
 
     token_ids_T: Tensor  # int64
     segments: Segments
@@ -86,16 +87,39 @@ def map_tensors(batch: MicroBatch, change: Callable[[Tensor], Tensor]) -> MicroB
     return batch._replace(segments=segments, **select(batch._asdict()))
 
 
-def build_micro_batch(sequences: Sequence[TrainingSequence], token_weights: Sequence[float]) -> MicroBatch:
+class _PackedRow(NamedTuple):
+    """The tokens of a micro batch, and for each sequence the positions in it that predict the loss tokens."""
+
+    token_ids: list[NDArray[np.int32]]
+    families: list[list[int]]  # lengths of a sequence, or of a shared prompt and its responses
+    positions: list[NDArray[np.int64]]
+
+
+def _pack(sequences: Sequence[TrainingSequence], *, shares_prompts: bool) -> _PackedRow:
+    row, place = _PackedRow([], [], [np.zeros(0, np.int64)] * len(sequences)), 0
+    for siblings in find_siblings(sequences, range(len(sequences)), shares_prompts=shares_prompts):
+        prompt, prompt_place = siblings.prompt_tokens, place
+        row.token_ids.append(sequences[siblings.indices[0]].token_ids[:prompt])
+        place += prompt
+        for index, own in zip(siblings.indices, siblings.own_tokens, strict=True):
+            before = np.flatnonzero(sequences[index].loss_mask) - 1
+            # The last token of a shared prompt predicts the first token of each response.
+            row.positions[index] = before + np.where(before < prompt, prompt_place, place - prompt)
+            row.token_ids.append(sequences[index].token_ids[prompt:-1])
+            place += own
+        row.families.append([each for each in (prompt, *siblings.own_tokens) if each])
+    return row
+
+
+def build_micro_batch(
+    sequences: Sequence[TrainingSequence], token_weights: Sequence[float], *, shares_prompts: bool = False
+) -> MicroBatch:
     """Pack sequences. `token_weights`: weight of one loss token of each sequence in the minibatch's mean.
 
-    Without sequences, the micro batch has one token without loss, for the step's collectives.
+    With `shares_prompts`, the tokens of a prompt that several sequences have are packed once. Without sequences, the
+    micro batch has one token without loss, for the step's collectives.
     """
-    lengths = [len(sequence.token_ids) - 1 for sequence in sequences]
-    token_ids = [sequence.token_ids[:-1] for sequence in sequences] or [np.zeros(1, np.int32)]
-    starts = np.cumsum([0, *lengths])[:-1]
-    placed = zip(sequences, starts, strict=True)
-    positions = [np.flatnonzero(sequence.loss_mask) - 1 + start for sequence, start in placed]
+    row = _pack(sequences, shares_prompts=shares_prompts)
     targets = [sequence.token_ids[sequence.loss_mask] for sequence in sequences]
     logprobs = [sequence.logprobs[sequence.loss_mask] for sequence in sequences]
     numbers = [np.full(sequence.num_loss_tokens, row, np.int64) for row, sequence in enumerate(sequences)]
@@ -104,9 +128,9 @@ def build_micro_batch(sequences: Sequence[TrainingSequence], token_weights: Sequ
     weights = [np.full(sequence.num_loss_tokens, weight, np.float64) for sequence, weight in pairs]
     groups = [np.full(sequence.num_loss_tokens, sequence.group_id, np.int64) for sequence in sequences]
     return MicroBatch(
-        _concatenate(token_ids, np.int64),
-        build_segments(lengths or [1]),
-        _concatenate(positions, np.int64),
+        _concatenate(row.token_ids or [np.zeros(1, np.int32)], np.int64),
+        build_families(row.families or [[1]]),
+        _concatenate(row.positions, np.int64),
         _concatenate(targets, np.int64),
         _concatenate(logprobs, np.float32),
         _concatenate(advantages, np.float32),
@@ -122,10 +146,16 @@ def _concatenate(parts: Sequence[NDArray[np.generic]], dtype: type[np.generic]) 
 
 
 def load_micro_batch(
-    sequences: Sequence[SequenceSource], weights: Sequence[float], indices: Sequence[int], device: torch.device
+    sequences: Sequence[SequenceSource],
+    weights: Sequence[float],
+    indices: Sequence[int],
+    device: torch.device,
+    *,
+    shares_prompts: bool,
 ) -> MicroBatch:
     """Load these sequences. For a GPU, page-locked memory lets the copy overlap GPU work."""
-    batch = build_micro_batch([sequences[index].load() for index in indices], [weights[index] for index in indices])
+    loaded = [sequences[index].load() for index in indices]
+    batch = build_micro_batch(loaded, [weights[index] for index in indices], shares_prompts=shares_prompts)
     return map_tensors(batch, Tensor.pin_memory) if device.type == "cuda" else batch
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from asterism.bus.messages import GroupAccepted
 from asterism.configs.atomic_write import write_atomically
-from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_rl_sequence
+from asterism.engine.learner.batches.training_sequence import Prompt, TrainingSequence, build_rl_sequence
 
 BYTES_PER_TOKEN = 9
 _LENGTH = struct.Struct("<Q")
@@ -30,6 +30,7 @@ class SampleEntry(NamedTuple):
     num_tokens: int  # number of tokens (T), including the prompt
     num_loss_tokens: int
     token_id_range: tuple[int, int]  # lowest and highest token id; (0, 0) without tokens
+    prompt: Prompt
 
 
 _encode_index = msgspec.msgpack.Encoder().encode
@@ -53,6 +54,7 @@ def _describe(sequence: TrainingSequence) -> SampleEntry:
         sequence.num_tokens,
         sequence.num_loss_tokens,
         sequence.token_id_range,
+        sequence.prompt,
     )
 
 
@@ -65,6 +67,7 @@ class StoredSequence(NamedTuple):
     num_tokens: int
     num_loss_tokens: int
     token_id_range: tuple[int, int]
+    prompt: Prompt
     path: Path  # file on the leading rank's node
     position: int  # offset of the tokens in the file, in bytes
     content: memoryview | None = None  # the tokens, if the file is on another node

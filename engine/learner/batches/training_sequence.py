@@ -1,5 +1,6 @@
 """The sequences that the learner trains on, in memory or in files."""
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -7,6 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asterism.bus.messages import TrainingSample
+
+
+class Prompt(NamedTuple):
+    """The identity of a sequence's prompt, the tokens before its first token in the loss.
+
+    Prompts with equal digests have equal token ids.
+    """
+
+    num_tokens: int = 0
+    digest: bytes = b""
 
 
 class SequenceSource(Protocol):
@@ -28,9 +39,13 @@ class SequenceSource(Protocol):
         """The lowest and the highest token id; (0, 0) without tokens."""
         ...
 
+    @property
+    def prompt(self) -> Prompt: ...
+
     def load(self) -> "TrainingSequence": ...
 
 
+_DIGEST_BYTES = 16
 Source = TypeVar("Source", bound=SequenceSource)
 RankShares = Sequence[Sequence[Sequence[int]]]  # for each rank the micro batches of a minibatch, as lists of indices
 
@@ -56,6 +71,11 @@ class TrainingSequence(NamedTuple):
     @property
     def token_id_range(self) -> tuple[int, int]:
         return int(self.token_ids.min(initial=0)), int(self.token_ids.max(initial=0))
+
+    @property
+    def prompt(self) -> Prompt:
+        end = int(self.loss_mask.argmax()) if self.loss_mask.any() else 0
+        return Prompt(end, hashlib.blake2b(self.token_ids[:end].tobytes(), digest_size=_DIGEST_BYTES).digest())
 
     def load(self) -> "TrainingSequence":
         return self

@@ -19,7 +19,7 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.task_inputs import build_family_dialogues, build_task_formats, read_task_descriptions
 from asterism.engine.data.token_files import DialogueSource, MappedTokens, map_token_file, write_token_file
 from asterism.engine.hf.tokenizer import load_tokenizer
-from asterism.engine.learner.batches.training_sequence import TrainingSequence
+from asterism.engine.learner.batches.training_sequence import Prompt, TrainingSequence
 from asterism.engine.learner.cold_start.dialogue_sampler import SftSampler, StepSize
 from asterism.engine.learner.distributed import RankGroup, broadcast_object
 from asterism.policies.seeded_random import mix
@@ -49,6 +49,11 @@ class StoredDialogue(NamedTuple):
     @property
     def token_id_range(self) -> tuple[int, int]:
         return self.load().token_id_range
+
+    @property
+    def prompt(self) -> Prompt:
+        """The empty prompt: dialogues of the cold start are not compared."""
+        return Prompt()
 
     def load(self) -> TrainingSequence:
         token_ids, loss_mask = self.tokens.read(self.place)

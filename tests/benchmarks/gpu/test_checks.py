@@ -56,6 +56,18 @@ def test_attention_that_mixes_two_sequences_fails(monkeypatch: pytest.MonkeyPatc
     assert not any(each.has_passed for each in kernel_checks.check_segments(CPU))
 
 
+def test_the_check_of_shared_prompts_passes_and_finds_responses_without_their_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def attend_without_prompts(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, segments: Segments) -> Tensor:
+        return attend_segments(q_THD, k_TKD, v_TKD, segments._replace(families=()))
+
+    monkeypatch.setattr(kernel_checks, "_FAMILIES", ((20, 10, 4), (30,)))
+    assert all(each.has_passed for each in kernel_checks.check_shared_prompts(CPU))
+    monkeypatch.setattr(kernel_checks, "attend_segments", attend_without_prompts)
+    assert not any(each.has_passed for each in kernel_checks.check_shared_prompts(CPU))
+
+
 @pytest.mark.slow
 def test_weights_that_differ_by_a_thousandth_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     config = model_checks.build_small_config()

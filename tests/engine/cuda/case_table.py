@@ -16,6 +16,7 @@ class LearnerCase(NamedTuple):
     model_type: str = "qwen3"
     learner: Mapping[str, Any] = {}
     sft: SftConfig | None = None  # options of a cold-start step; None for a GRPO step
+    prompt_tokens: int = 1  # tokens of the prompt; more than one token are a group's shared prompt
     checks_weights: bool = False  # whether the case runs the check of the weights instead of a step
 
     def build_learner(self) -> LearnerConfig:
@@ -46,6 +47,10 @@ LEARNER_CASES: dict[str, LearnerCase] = {
     "compiled": LearnerCase(learner={"compile": True}),
     "compiled with selective checkpointing": LearnerCase(
         learner={"compile": True, "activation_checkpointing": "selective"}
+    ),
+    "shared prompts": LearnerCase(prompt_tokens=10),
+    "shared prompts with selective checkpointing": LearnerCase(
+        learner={"activation_checkpointing": "selective"}, prompt_tokens=10
     ),
     "float32": LearnerCase(learner={"dtype": "float32"}),
     "gspo": LearnerCase(learner={"function": "gspo", "mean": "sequence"}),

@@ -57,11 +57,16 @@ def run_learner_case(case: LearnerCase, log: OperationLog) -> StepCosts:
     config, learner = small_architecture(case.model_type), case.build_learner()
     ranks = RankGroup(device=DEVICE, tensor_group=cast(Any, NoGroup()))
     trainer = build_fake_trainer(config, learner, sft=case.sft, ranks=ranks)
-    sequences = make_sequences(_LENGTHS, config.vocab_size, groups=2)
-    step = trainer.run_rl_step if case.sft is None else trainer.run_sft_step
+    sequences = make_sequences(_LENGTHS, config.vocab_size, groups=2, prompt_tokens=case.prompt_tokens)
+
+    def step() -> dict[str, float]:
+        metrics = trainer.run_rl_step(sequences) if case.sft is None else trainer.run_sft_step(sequences)
+        assert (metrics["shared_prompt_share"] > 0) == (case.prompt_tokens > 1)
+        return metrics
+
     if case.checks_weights:
         return measure_step_costs(log, lambda: trainer.check_weights() or {}, 1, warmups=0)
-    return measure_step_costs(log, lambda: step(sequences), 1, updates=learner.minibatches, warmups=0)
+    return measure_step_costs(log, step, 1, updates=learner.minibatches, warmups=0)
 
 
 # ---------------------------------------------------------------- the embedded engine

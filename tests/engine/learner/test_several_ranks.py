@@ -16,6 +16,7 @@ from tests.engine.learner.train_ranks import Outcome, RankScript, make_model, tr
 pytestmark = pytest.mark.slow
 CASES = [*((stage, is_tied) for stage in ("sft", "rl", "recomputed") for is_tied in (True, False)), ("experts", True)]
 FEW_CASES = [("sft", True), ("rl", False), ("recomputed", True), ("experts", True)]
+PLAN_METRICS = ("fill", "imbalance", "shared_prompt_share")
 ONCE = {"activation_checkpointing": "selective", "reduce_gradients": "once"}
 
 
@@ -37,7 +38,7 @@ def are_equal(one: Outcome, other: Outcome) -> bool:
 
 
 def without_plan(metrics: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if name not in ("fill", "imbalance")}
+    return {name: value for name, value in metrics.items() if name not in PLAN_METRICS}
 
 
 def make_scripts(cases: Sequence[tuple[str, bool]], chunk_tokens: int = 0, **learner: Any) -> list[RankScript]:

@@ -21,16 +21,24 @@ from asterism.policies.losses import token_scores
 from tests.engine.learner.adapters.adapted_models import fill_adapters
 from tests.engine.learner.rank_probes import ParameterForm, describe_parameters
 from tests.engine.learner.rank_processes import run_ranks
-from tests.engine.learner.training_examples import RecordingTrainer, rl_sequences, sequences, small_run, trainable_model
-from tests.engine.tiny_models import write_tokenizer
+from tests.engine.learner.training_examples import (
+    RecordingTrainer,
+    rl_sequences,
+    sequences,
+    sibling_sequences,
+    small_run,
+    trainable_model,
+)
+from tests.engine.tiny_models import small_architecture, small_model, write_tokenizer
 
 SFT_STAGES = ("sft", "experts")
 Step = Callable[[Trainer, int], dict[str, float]]
 
 
 class RankScript(msgspec.Struct, frozen=True):
-    stage: str  # sft, rl, recomputed (rl with recomputed log probabilities), experts (sft of a model with experts), or
-    # adapted (rl with adapters that are added after a step of the cold start)
+    stage: str  # sft, rl, recomputed (rl with recomputed log probabilities), experts (sft of a model with experts),
+    # adapted (rl with adapters that are added after a step of the cold start), siblings or sibling experts (rl with
+    # common prompts)
     first: int = 0
     end: int = 3
     saved: str = ""  # folder for a final checkpoint, and for one of step 0 of a new model with adapters; empty: none
@@ -38,6 +46,7 @@ class RankScript(msgspec.Struct, frozen=True):
     checkpoint: str = ""  # checkpoint from which the script resumes; empty: a new model
     is_tied: bool = True  # whether the new model has tied embeddings
     learner: dict[str, Any] = {}  # settings of [learner]
+    is_double: bool = False  # whether the new model computes in float64
     chunk_tokens: int = 0  # number of tokens whose logits are computed at once; 0: all
 
 
@@ -53,10 +62,14 @@ class Outcome(msgspec.Struct):
 def steps_of(stage: str) -> Step:
     if stage in SFT_STAGES:
         return lambda trainer, step: trainer.run_sft_step(sequences(step))
-    return lambda trainer, step: trainer.run_rl_step(rl_sequences(step))
+    make = sibling_sequences if "sibling" in stage else rl_sequences
+    return lambda trainer, step: trainer.run_rl_step(make(step))
 
 
 def make_model(stage: str, *, is_tied: bool) -> CausalLM:
+    if "sibling" in stage:  # smaller weights, so that rounding is below 1e-6 of the largest gradient
+        config = small_architecture("qwen3_moe" if "experts" in stage else "qwen3", tie_word_embeddings=is_tied)
+        return small_model(config=config, std=0.05).requires_grad_(True)
     return trainable_model("qwen3_moe" if stage == "experts" else "qwen3", is_tied=is_tied)
 
 
@@ -71,6 +84,8 @@ def make_trainer(script: RankScript, ranks: RankGroup) -> RecordingTrainer:
         if lora is not None and script.stage != "adapted":
             add_adapters(model, lora)
             fill_adapters(model)
+        if script.is_double:
+            model.double()
         shard_model(model, ranks, run.learner.dtype)
     trainer = RecordingTrainer(model, run, ranks)
     if script.checkpoint:

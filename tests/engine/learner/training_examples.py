@@ -120,6 +120,21 @@ def rl_sequences(step: int, groups: int = 5, size: int = 4) -> list[TrainingSequ
     return [build_rl_sequence(each) for each in rows(step, groups, size)]
 
 
+def sibling_sequences(step: int, groups: int = 4, size: int = 6) -> list[TrainingSequence]:
+    """Make groups whose sequences have a common prompt of at least 20 tokens. Some have one token after the prompt."""
+    draws = np.random.default_rng(step)
+    found: list[TrainingSequence] = []
+    for number in range(groups * size):
+        group = number // size
+        prompt = np.random.default_rng((step, group)).integers(0, VOCABULARY, 20 + group, dtype=np.int32)
+        response = draws.integers(0, VOCABULARY, int(draws.integers(1, 30)), dtype=np.int32)
+        mask = np.concatenate((np.zeros(len(prompt), np.bool_), draws.random(len(response)) < 0.7))
+        mask[[len(prompt), -1]] = True
+        token_ids, logprobs = np.concatenate((prompt, response)), -6 * draws.random(len(mask), np.float32)
+        found.append(build_training_sequence(token_ids, mask, logprobs, float(draws.normal()), group, number))
+    return found
+
+
 def batch_messages(step: int, samples: Sequence[TrainingSample]) -> list[GroupAccepted | BatchReady]:
     """Return the messages that the group buffer sends: one for each group, and then BatchReady."""
     groups: dict[int, list[TrainingSample]] = {}

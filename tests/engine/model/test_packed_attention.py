@@ -1,7 +1,8 @@
-"""Tests: packed sequences give the scores and gradients of padded rows."""
+"""Tests: packed sequences give the scores and gradients of padded rows, and shared prompts those of whole sequences."""
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,10 +10,12 @@ import torch
 from torch import Tensor
 
 from asterism.engine.hf.architectures import ARCHITECTURES
+from asterism.engine.model import packed_attention
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.packed_attention import build_segments, find_causal_options
+from asterism.engine.model.packed_attention import attend_segments, build_families, build_segments, find_causal_options
 from asterism.policies.losses.token_scores import ScoredTokens
 from tests.engine.closeness import assert_close
+from tests.engine.inference import varlen_stubs
 from tests.engine.tiny_models import VOCABULARY, score_packed, small_architecture, small_model
 
 LENGTHS = (9, 1, 4, 17)
@@ -54,6 +57,71 @@ def test_a_segment_does_not_depend_on_its_neighbours() -> None:
     alone = model(rows[2][None])
     assert_close(after[0, 10:14], alone[0])
     assert not torch.equal(before, score_packed(model, torch.cat(rows), LENGTHS))
+
+
+# ---------------------------------------------------------------- shared prompts
+
+FAMILIES = ((5, 3, 1), (7,), (4, 6, 2, 2))  # lengths of prompts and their responses
+
+
+def draw_heads(dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Draw queries of four heads, and keys and values of two."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(sum(map(sum, FAMILIES)), heads, 8) for heads in (4, 2, 2)]
+    return [torch.randn(shape, generator=generator, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def attend_densely(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+    """Compute attention of the families with one mask."""
+    mask_TT, first = torch.zeros(len(q_THD), len(q_THD), dtype=torch.bool), 0
+    for prompt, *responses in FAMILIES:
+        of_prompt = slice(first, first + prompt)
+        for length in (prompt, *responses):
+            own = slice(first, first + length)
+            mask_TT[own, own] = torch.ones(length, length, dtype=torch.bool).tril()
+            if own != of_prompt:
+                mask_TT[own, of_prompt] = True
+            first += length
+    q, k, v = (each.transpose(0, 1)[None] for each in (q_THD, k_TKD, v_TKD))
+    found = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask_TT, enable_gqa=True)
+    return found[0].transpose(0, 1)
+
+
+def assert_equal_attention(attend: Callable[..., Tensor]) -> None:
+    """Compare results and gradients with those of one mask."""
+    heads = draw_heads()
+    found, expected = attend(*heads, build_families(FAMILIES)), attend_densely(*heads)
+    assert_close(found, expected, rtol=0, atol=1e-12)
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(1), dtype=found.dtype)
+    for one, other in zip(
+        *(torch.autograd.grad((each * weights).sum(), heads) for each in (found, expected)), strict=True
+    ):
+        assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_responses_attend_to_their_prompt_and_to_themselves() -> None:
+    assert_equal_attention(attend_segments)
+
+
+def test_one_kernel_for_gpus_computes_the_same_attention() -> None:
+    """A stand-in with the mask of torch's `varlen_attn` gets different offsets of queries and keys."""
+
+    def attend_in_one_kernel(query: Tensor, key: Tensor, value: Tensor, *offsets: Any, is_causal: bool) -> Tensor:
+        q_offsets, k_offsets, max_q, max_k = offsets
+        assert is_causal
+        assert (max_q, max_k) == (int(q_offsets.diff().max()), int(k_offsets.diff().max()))
+        return varlen_stubs.attend(query, key, value, q_offsets, k_offsets, 8**-0.5)
+
+    assert_equal_attention(partial(packed_attention._attend_in_one_kernel, attend_in_one_kernel))  # pyright: ignore[reportPrivateUsage]
+
+
+def test_positions_continue_after_the_prompt() -> None:
+    segments = build_families(((3, 2, 1), (2,)))
+    assert segments.positions_T.tolist() == [0, 1, 2, 3, 4, 3, 0, 1]
+    assert segments.offsets.tolist() == [0, 3, 5, 6, 8]
+
+
+# ---------------------------------------------------------------- versions of torch
 
 
 def attend_as_torch_2_10(query: Any, key: Any, value: Any, cu_seq_q: Any, max_q: int, is_causal: bool = False) -> None:

@@ -42,6 +42,34 @@ def test_a_micro_batch_selects_the_position_before_each_loss_token() -> None:
     assert batch.weights_N.tolist() == [0.5, 0.5, 0.25]
 
 
+def test_a_micro_batch_has_a_shared_prompt_once() -> None:
+    """The last token of the prompt predicts the first token of both responses; the second response has no other."""
+    prompt = list(range(20, 30))
+    rows = [(prompt, [1, 2, 3], [1, 0, 1]), ([7] * 10, [4, 5], [1, 1]), (prompt, [6], [1])]
+    sequences = [
+        build_training_sequence(
+            np.array([*before, *after], np.int32),
+            np.array([0] * 10 + mask, np.bool_),
+            np.zeros(10 + len(after), np.float32),
+            advantage,
+        )
+        for (before, after, mask), advantage in zip(rows, (0.5, 1.0, 2.0), strict=True)
+    ]
+    batch = build_micro_batch(sequences, [0.1, 0.2, 0.3], shares_prompts=True)
+    assert batch.token_ids_T.tolist() == [*prompt, 1, 2, *[7] * 10, 4]
+    assert batch.segments.families == ((10, 2), (11,))
+    assert batch.segments.positions_T.tolist() == [*range(12), *range(11)]
+    assert batch.positions_N.tolist() == [9, 11, 21, 22, 9]
+    assert batch.targets_N.tolist() == [1, 3, 4, 5, 6]
+    assert batch.sequences_N.tolist() == [0, 0, 1, 1, 2]
+    assert batch.advantages_N.tolist() == [0.5, 0.5, 1.0, 1.0, 2.0]
+    assert batch.weights_N.tolist() == [0.1, 0.1, 0.2, 0.2, 0.3]
+    unshared = build_micro_batch(sequences, [0.1, 0.2, 0.3])
+    assert unshared.segments.families == ()
+    for name in ("targets_N", "sequences_N", "advantages_N", "weights_N", "logprobs_N", "groups_N"):
+        assert torch.equal(getattr(batch, name), getattr(unshared, name))
+
+
 def test_an_empty_micro_batch_has_one_token_without_loss() -> None:
     batch = build_micro_batch([], [])
     assert batch.token_ids_T.tolist() == [0]

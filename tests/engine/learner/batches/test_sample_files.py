@@ -34,6 +34,7 @@ def test_stored_sequences_equal_the_samples(tmp_path: Path) -> None:
         found = (sequence.trajectory_id, sequence.group_id, sequence.num_tokens, sequence.num_loss_tokens)
         assert found == (sample.trajectory_id, sample.group_id, len(expected.token_ids), expected.num_loss_tokens)
         assert sequence.token_id_range == expected.token_id_range
+        assert sequence.prompt == expected.prompt
         assert describe(sequence.load()) == describe(expected)
 
 
