@@ -52,16 +52,14 @@ class EngineCore:
         if prefill_tokens < 1 or max_running < 1:
             raise ValueError("prefill_tokens and max_running must be at least 1")
         self.capacity, self.vocab_size = _round_down_to_pages(capacity), model.config.vocab_size
-        self._busy_s, self._overlaps_steps = 0.0, overlaps_steps
-        self._pending: PendingStep | None = None
+        self._overlaps_steps = overlaps_steps
+        self._busy_s, self._pending = 0.0, None
         self._outcomes: list[SequenceOutcome] = []  # outcomes of ended requests, which `step` returns
         device, max_tokens = device or next(model.parameters()).device, capacity.sequence_tokens
         num_rows = min(max_running, self.capacity.kv_tokens // capacity.page_tokens)
         self._weights = weights = FusedWeights(model, device, matmul)
         with torch.inference_mode():
-            cache, attention = build_attention(
-                model.config, self.capacity, weights.embedding.dtype, device, attention_kernels
-            )
+            cache, attention = build_attention(model.config, self.capacity, weights.dtype, device, attention_kernels)
             self._cache, self._attention = cache, attention
             self._decoder = Decoder(weights, cache, attention, max_tokens, matmul)
             self._state = BatchState(num_rows, max_tokens, attention.max_pages, cache.padding_page, device)

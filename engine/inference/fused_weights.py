@@ -49,7 +49,7 @@ class FusedWeights:
     def __init__(self, model: CausalLM, device: torch.device, matmul: Matmul = PLAIN) -> None:
         """Copy the model's weights."""
         self.config, self._device, self._matmul = model.config, device, matmul
-        self._dtype = next(model.parameters()).dtype
+        self.dtype = next(model.parameters()).dtype
         width, vocabulary = self.config.hidden_size, self.config.vocab_size
         self.embedding = self._allocate(vocabulary, width)
         copies_head = not (self.config.tie_word_embeddings and matmul.packs)
@@ -89,7 +89,7 @@ class FusedWeights:
         return layer._replace(qkv=self._matmul.prepare(layer.qkv), out=self._matmul.prepare(layer.out), mlp=prepared)
 
     def _allocate(self, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+        return torch.empty(shape, dtype=self.dtype, device=self._device)
 
     def _allocate_layer(self, number: int) -> LayerWeights:
         config, architecture = self.config, self.config.architecture
