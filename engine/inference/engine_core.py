@@ -52,8 +52,8 @@ class EngineCore:
         if prefill_tokens < 1 or max_running < 1:
             raise ValueError("prefill_tokens and max_running must be at least 1")
         self.capacity, self.vocab_size = _round_down_to_pages(capacity), model.config.vocab_size
-        self._overlaps_steps = overlaps_steps
-        self._busy_s, self._pending = 0.0, None
+        self._overlaps_steps, self._busy_s = overlaps_steps, 0.0
+        self._pending: PendingStep | None = None
         self._outcomes: list[SequenceOutcome] = []  # outcomes of ended requests, which `step` returns
         device, max_tokens = device or next(model.parameters()).device, capacity.sequence_tokens
         num_rows = min(max_running, self.capacity.kv_tokens // capacity.page_tokens)
@@ -66,8 +66,11 @@ class EngineCore:
             self._inputs = StepInputs(cache, attention, self._state, keeps_gathered_rows=capture is None)
             self._graphs = self._build_graphs(capture)
         batch = RunningBatch(self._state, num_rows, capacity.page_tokens, attention.order_by_length)
+        self._scheduler = self._build_scheduler(batch, prefill_tokens, version)
+
+    def _build_scheduler(self, batch: RunningBatch, prefill_tokens: int, version: int) -> Scheduler:
         actions = SchedulerActions(self._clear_pages, self._await_tokens)
-        self._scheduler = Scheduler(self.capacity, batch, prefill_tokens, version, actions)
+        return Scheduler(self.capacity, batch, prefill_tokens, version, actions)
 
     def _build_graphs(self, capture: GraphCapture | None) -> DecodeGraphs | None:
         if capture is None:
