@@ -104,7 +104,7 @@ def make_siblings(groups: int, vocabulary: int, seed: int) -> list[TrainingSeque
     sequences: list[TrainingSequence] = []
     for group in range(groups):
         prompt = draws.integers(0, vocabulary, PROMPT_TOKENS, dtype=np.int32)
-        for number, length in enumerate(draws.integers(PROMPT_TOKENS * 0.7, PROMPT_TOKENS * 1.3, GROUP_SIZE)):
+        for number, length in enumerate(draws.integers(PROMPT_TOKENS * 7 // 10, PROMPT_TOKENS * 13 // 10, GROUP_SIZE)):
             token_ids = np.concatenate((prompt, draws.integers(0, vocabulary, length, dtype=np.int32)))
             logprobs = np.full(len(token_ids), -np.log(vocabulary), np.float32)
             mask, advantage = np.arange(len(token_ids)) >= PROMPT_TOKENS, float(draws.normal())

@@ -11,6 +11,7 @@ QUICK = (
     *("sft.steps=4", "sft.batch_size=16", "rl.steps=3", "rl.prompts=2", "rl.rollouts=4", "evaluation.questions=6"),
     "sandbox.spare_notebooks=8",
 )
+WORDS_QUICK = ("sft.steps=24", "rl.steps=4", "evaluation.questions=8")
 Settings = tuple[str, ...]  # KEY=VALUE, as for --set of `asterism run`
 
 _EQUAL = {"clean": 1, "repaired": 1, "malformed": 1, "wrong": 1, "gives_up": 0, "guess": 1, "unrepaired": 1}
@@ -65,9 +66,14 @@ VARIANTS: Mapping[str, Variant] = {
 }
 
 
+DEMO, WORDS = Path("configs/tiny.toml"), Path("examples/word_problems/word_problems.toml")
+
+
 class Experiment(NamedTuple):
     title: str
     labels: Mapping[str, str]  # key of VARIANTS -> label in the picture
+    config: Path = DEMO
+    quick: Settings = QUICK
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {
@@ -96,10 +102,14 @@ EXPERIMENTS: Mapping[str, Experiment] = {
             "words_shuffled": "GRPO, shuffled rewards",
             "words_twice": "twice the cold start, no RL",
         },
+        WORDS,
+        WORDS_QUICK,
     ),
     "word_reasoning": Experiment(
         "SmolLM2-135M: cold start with and without reasoning-like data",
         {"words_roc": "without", "words_reasoned": "with reasoning-like data"},
+        WORDS,
+        WORDS_QUICK,
     ),
     "architectures": Experiment("Three architectures", {"roc": "Qwen3", "qwen2": "Qwen2.5", "llama": "Llama 3"}),
 }
@@ -115,7 +125,7 @@ class PlannedRun(NamedTuple):
 def plan_runs(
     experiment: Experiment, seeds: int, folder: Path, more: Sequence[str] = (), last: Settings = ()
 ) -> Iterator[PlannedRun]:
-    """Plan the runs in their order. A run has the settings `more`, then those of its variant, then `last`."""
+    """Plan the runs in their order. A run has the settings `more`, then those of its cold start, then `last`, then those of its variant."""
     for seed in range(seeds):
         planned = set[str]()
         for name in experiment.labels:
@@ -125,7 +135,8 @@ def plan_runs(
             if cold_start not in planned:
                 planned.add(cold_start)
                 yield _plan_run("", seed, cold, (*more, *model, *last, "rl.steps=0", "evaluation.questions=0"))
-            settings = (*more, *model, *variant.settings, *last, *_start_from(RunFolder(cold)))
+            start = _start_from(RunFolder(cold), has_files=experiment.config == DEMO)
+            settings = (*more, *model, *last, *variant.settings, *start)
             yield _plan_run(name, seed, folder / f"{name}_{seed}", settings)
 
 
@@ -134,6 +145,7 @@ def _plan_run(variant: str, seed: int, folder: Path, settings: Settings) -> Plan
     return PlannedRun(variant, seed, folder, (*settings, *place))
 
 
-def _start_from(cold: RunFolder) -> Settings:
+def _start_from(cold: RunFolder, *, has_files: bool) -> Settings:
+    """Start from the last checkpoint. `has_files`: questions are those of the cold start, else the run writes them."""
     data = (f"data.train={cold.data / 'train.jsonl'}", f"data.test={cold.data / 'test.jsonl'}")
-    return ("sft.steps=0", f"model.checkpoint={cold.get_checkpoint_path(0)}", *data)
+    return ("sft.steps=0", f"model.checkpoint={cold.get_checkpoint_path(0)}", *(data if has_files else ()))

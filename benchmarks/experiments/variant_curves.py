@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from asterism.analysis.metrics import RunMetrics, get_column
 from asterism.analysis.plotting import Color, Panel, draw_figure, draw_legend
+from benchmarks.experiments.recorded_runs import RecordedRun
 
 _PANELS = (  # key in metrics.jsonl, title, unit, percent
     ("reward", "Reward", "mean of all rollouts", False),
@@ -20,7 +20,7 @@ _PANELS = (  # key in metrics.jsonl, title, unit, percent
 )
 
 
-def draw_variants(title: str, curves: Mapping[str, Sequence[RunMetrics]], seeds: int, path: Path) -> Path:
+def draw_variants(title: str, curves: Mapping[str, Sequence[RecordedRun]], seeds: int, path: Path) -> Path:
     """Draw the mean curves. `curves` maps each label to the runs of its seeds. Raises OSError."""
     band = ", band: one standard error" if seeds > 1 else ""
     subtitle = f"mean of the seeds 0 to {seeds - 1}{band}" if seeds > 1 else "seed 0"
@@ -28,18 +28,18 @@ def draw_variants(title: str, curves: Mapping[str, Sequence[RunMetrics]], seeds:
     return draw_figure(path, title, subtitle, panels, columns=2)
 
 
-def _draw_means(curves: Mapping[str, Sequence[RunMetrics]], key: str, axes: Axes) -> None:
+def _draw_means(curves: Mapping[str, Sequence[RecordedRun]], key: str, axes: Axes) -> None:
     for (variant, runs), color in zip(curves.items(), cycle(Color), strict=False):
         _draw_mean(axes, stack_seeds(runs, key), color, variant)
     if key == _PANELS[0][0]:
         draw_legend(axes)
 
 
-def stack_seeds(runs: Sequence[RunMetrics], key: str) -> NDArray[np.float64]:
+def stack_seeds(runs: Sequence[RecordedRun], key: str) -> NDArray[np.float64]:
     """Return [seeds, steps], up to the last step that all runs have. A step without the key is nan."""
-    columns = [get_column(run.steps, key).to_numpy() for run in runs]
+    columns = [np.array(run.curves[key], np.float64) for run in runs]  # None becomes nan
     steps = min(len(column) for column in columns)
-    return np.stack([column[:steps].astype(np.float64) for column in columns])
+    return np.stack([column[:steps] for column in columns])
 
 
 def _draw_mean(axes: Axes, values_SN: NDArray[np.float64], color: str, label: str) -> None:

@@ -1,43 +1,37 @@
 """Train the variants of one experiment with several seeds and draw their curves. Draws a picture and prints JSON last.
 
-    python -m benchmarks.experiments.variants NAME [--seeds 5] [--config configs/tiny.toml] [--set KEY=VALUE ...]
-                                              [--runs runs/experiments] [--quick]
+    python -m benchmarks.experiments.variants NAME [--seeds 5] [--only VARIANT,VARIANT] [--set KEY=VALUE ...]
+                                              [--runs runs/experiments] [--results FILE] [--config FILE] [--quick]
 
 NAME is an experiment of the table EXPERIMENTS (planned_runs.py). Each run is `asterism run CONFIG` with the settings
 of its variant, in the folder RUNS/VARIANT_SEED, and starts from the checkpoint of its cold start,
-RUNS/cold_START_SEED. One run starts after another. A finished run with the same settings is not repeated, an interrupted
-one resumes from its last checkpoint, and experiments share their runs.
+RUNS/cold_START_SEED. One run starts after another. Each finished run appends a line to the file of results, with its
+figures, curves and commit. A run with a line is not repeated, an interrupted one resumes from its last checkpoint, and
+experiments share their runs.
 
 The picture RUNS/NAME/curves.png has the mean of the seeds. With two or more seeds, it has a band of one standard error.
 RUNS/NAME/figures.json and the JSON line have, by variant, the mean, the standard error and the bootstrap interval of the
-seeds for each of FIGURES: keys of summary.json, and the share of rollouts at the length limit in the last steps.
-Values are null if no run has the figure.
+seeds for each figure: some keys of summary.json, the share of rollouts at the length limit in the last steps, and each
+set's accuracy before and after RL. Values are null if no run has the figure.
 
---quick: one seed and runs of three short steps, in RUNS-quick.
+--quick: one seed and runs of few short steps, in RUNS-quick.
 """
 
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from asterism.analysis.evaluation.answer_statistics import compute_bootstrap_interval, compute_standard_error
 from asterism.analysis.metric_lines import AnalysisError
-from asterism.analysis.metrics import RunMetrics, read_metrics
-from asterism.analysis.summary_table import read_summary
 from asterism.configs.run_folder import RunFolder
-from benchmarks.experiments.planned_runs import EXPERIMENTS, QUICK, PlannedRun, plan_runs
+from benchmarks.experiments.planned_runs import EXPERIMENTS, Experiment, PlannedRun, plan_runs
+from benchmarks.experiments.recorded_runs import RecordedRun, find_recorded, read_recorded, record_run
 from benchmarks.experiments.variant_curves import draw_variants
 from benchmarks.support.benchmark_main import Flag, Options, benchmark_main
-
-FIGURES = (
-    *("pass1_start", "pass1_end", "greedy_end", "reward_end", "err_positive_end", "response_tokens_end"),
-    "overlong_share_end",
-)
-_LAST_STEPS = 20  # steps that overlong_share_end averages: the share is small, so a few steps would be noisy
 
 
 def run_planned(planned: PlannedRun, config: Path) -> None:
@@ -78,61 +72,86 @@ def summarize_figure(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def summarize_variants(runs: Sequence[PlannedRun]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Summarize the figures by variant. Raises AnalysisError."""
-    summaries: dict[str, list[Mapping[str, Any]]] = {}
+def summarize_variants(runs: Sequence[RecordedRun]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Summarize the figures of the seeds by variant."""
+    by_variant: dict[str, list[RecordedRun]] = {}
     for run in runs:
-        figures, steps = dict(read_summary(run.folder) or {}), read_metrics(run.folder).steps
-        if "overlong_share" in steps.columns:
-            figures["overlong_share_end"] = steps["overlong_share"].tail(_LAST_STEPS).mean()
-        summaries.setdefault(run.variant, []).append(figures)
+        by_variant.setdefault(run.variant, []).append(run)
     return {
         variant: {
-            name: summarize_figure([each[name] for each in of_variant if each.get(name) is not None])
-            for name in FIGURES
+            name: summarize_figure([value for each in of_variant if (value := each.figures.get(name)) is not None])
+            for name in of_variant[0].figures
         }
-        for variant, of_variant in summaries.items()
+        for variant, of_variant in by_variant.items()
     }
 
 
-def read_curves(runs: Sequence[PlannedRun], labels: Mapping[str, str]) -> dict[str, list[RunMetrics]]:
-    """Return the metrics of all seeds by label. `labels` maps variants to labels. Raises AnalysisError."""
-    curves: dict[str, list[RunMetrics]] = {}
-    for run in runs:
-        curves.setdefault(labels[run.variant], []).append(read_metrics(run.folder, require_steps=True))
-    return curves
-
-
-def run_experiment(name: str, planned: Sequence[PlannedRun], config: Path, folder: Path) -> dict[str, Any]:
-    """Run an experiment and summarize it. Raises AnalysisError, CalledProcessError and OSError."""
+def run_missing(planned: Sequence[PlannedRun], config: Path, results: Path) -> list[RecordedRun]:
+    """Run what has no line in `results`. Raises AnalysisError, CalledProcessError, OSError and ValueError."""
+    recorded, runs = read_recorded(results), list[RecordedRun]()
+    cold: PlannedRun | None = None
     for each in planned:
-        run_planned(each, config)
-    title, labels = EXPERIMENTS[name]
-    runs = [each for each in planned if each.variant]
-    seeds = len({each.seed for each in runs})
+        if not each.variant:
+            cold = each
+            continue
+        run = find_recorded(recorded, each, config)
+        if run is None:
+            if cold is not None:
+                run_planned(cold, config)
+            run_planned(each, config)
+            run = record_run(each, config, results)
+        else:
+            print(f"{each.variant}, seed {each.seed}: recorded in {results}", flush=True)
+        runs.append(run)
+    return runs
+
+
+def run_experiment(
+    name: str, planned: Sequence[PlannedRun], config: Path, folder: Path, results: Path
+) -> dict[str, Any]:
+    """Run an experiment and summarize it. Raises AnalysisError, CalledProcessError, OSError and ValueError."""
+    runs, (title, labels, *_) = run_missing(planned, config, results), EXPERIMENTS[name]
+    curves: dict[str, list[RecordedRun]] = {}
+    for run in runs:
+        if run.curves["reward"]:
+            curves.setdefault(labels[run.variant], []).append(run)
+    seeds = len({run.seed for run in runs})
     folder.mkdir(parents=True, exist_ok=True)
-    picture = draw_variants(title, read_curves(runs, labels), seeds, folder / "curves.png")
+    picture = draw_variants(title, curves, seeds, folder / "curves.png")
     print(f"picture: {picture}")
     figures = {"experiment": name, "seeds": seeds, "variants": summarize_variants(runs)}
     (folder / "figures.json").write_text(json.dumps(figures, indent=2))
     return figures
 
 
-def prepare_runs(options: Options) -> tuple[Path, tuple[str, ...]]:
-    """Make the folder of the runs. Return the folder, and the settings that follow all others."""
+def prepare_runs(options: Options) -> Path:
+    """Make the folder of the runs and return it."""
     runs = options.runs.resolve()
     if options.quick:
         runs = runs.with_name(f"{runs.name}-quick")
     runs.mkdir(parents=True, exist_ok=True)
-    return runs, QUICK if options.quick else ()
+    return runs
+
+
+def select_variants(experiment: Experiment, only: str) -> Experiment:
+    """Keep the named variants, separated by commas; empty: all."""
+    names = only.split(",") if only else list(experiment.labels)
+    if unknown := set(names) - set(experiment.labels):
+        sys.exit(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(experiment.labels)}")
+    return experiment._replace(labels={name: experiment.labels[name] for name in names})
 
 
 def measure(options: Options) -> dict[str, Any]:
-    name, (folder, last) = options.name, prepare_runs(options)
-    planned = list(plan_runs(EXPERIMENTS[name], options.seeds, folder, options.set, last))
+    name, folder = options.name, prepare_runs(options)
+    experiment = select_variants(EXPERIMENTS[name], options.only)
+    last = experiment.quick if options.quick else ()
+    planned = list(plan_runs(experiment, options.seeds, folder, options.set, last))
+    results = folder / "results.jsonl" if options.quick or not options.results.name else options.results
     try:
-        return run_experiment(name, planned, options.config, folder / name)
-    except (AnalysisError, OSError) as error:
+        return run_experiment(
+            name, planned, options.config if options.config.name else experiment.config, folder / name, results
+        )
+    except (AnalysisError, OSError, ValueError) as error:
         sys.exit(f"{name}: {error}")
     except subprocess.CalledProcessError as error:
         sys.exit(f"{name}: the run ended with exit code {error.returncode}; the same command continues after a remedy")
@@ -140,7 +159,7 @@ def measure(options: Options) -> dict[str, Any]:
 
 RUN_FLAGS = (
     Flag("--seeds", 5, "seeds 0 to N - 1", quick=1, least=1, metavar="N"),
-    Flag("--config", Path("configs/tiny.toml")),
+    Flag("--config", Path(), "configuration (default: the experiment's)", metavar="FILE"),
     Flag("--runs", Path("runs/experiments"), metavar="FOLDER"),
 )
 
@@ -150,6 +169,8 @@ if __name__ == "__main__":
         measure,
         Flag("name", text=", ".join(EXPERIMENTS), choices=list(EXPERIMENTS), metavar="NAME"),
         *RUN_FLAGS,
+        Flag("--only", "", "variants, separated by commas (default: all)"),
+        Flag("--results", Path(), "file of results (default: results.jsonl in RUNS)", metavar="FILE"),
         Flag("--set", [], "setting for all runs", metavar="KEY=VALUE"),
-        quick="one seed, and runs of three short steps",
+        quick="one seed, and runs of few short steps",
     )

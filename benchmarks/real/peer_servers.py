@@ -39,7 +39,7 @@ class PeerKind(NamedTuple):
     build_command: Callable[[RealWorkload, int, Path], tuple[list[str], Mapping[str, str]]]  # with port and scratch
     path: str  # path of a request for a completion
     build_body: Callable[[RealWorkload, list[int]], dict[str, Any]]
-    count_tokens: Callable[[dict[str, Any]], int]
+    usage_key: str  # key of the answer's object with completion_tokens
 
 
 def _build_vllm_command(work: RealWorkload, port: int, _: Path) -> tuple[list[str], Mapping[str, str]]:
@@ -96,7 +96,7 @@ PEERS = {
         _build_vllm_command,
         "/v1/completions",
         _build_vllm_body,
-        lambda answer: answer["usage"]["completion_tokens"],
+        "usage",
     ),
     "sglang": PeerKind(
         _ROOT / ".venv-sglang/bin/python",
@@ -105,7 +105,7 @@ PEERS = {
         _build_sglang_command,
         "/generate",
         _build_sglang_body,
-        lambda answer: answer["meta_info"]["completion_tokens"],
+        "meta_info",
     ),
 }
 
@@ -134,7 +134,7 @@ class PeerClient(NamedTuple):
     async def _ask_one(self, prompt: list[int]) -> int:
         body = self.kind.build_body(self.work, prompt)
         async with self.session.post(self.kind.path, json=body) as response:
-            return self.kind.count_tokens(await response.json())
+            return (await response.json())[self.kind.usage_key]["completion_tokens"]
 
 
 @asynccontextmanager

@@ -46,7 +46,10 @@ async def measure_engine_rate(
     """Measure new tokens per second, with the prefill. `clock` counts the tokens of each sequence."""
 
     def listen(row: int) -> TokenListener | None:
-        return None if clock is None else lambda tokens: clock.count(row, len(tokens))
+        if clock is None:
+            return None
+        counting = clock
+        return lambda tokens: counting.count(row, len(tokens))
 
     started = time.perf_counter()
     requests = [GenerationRequest(row, prompt, new_tokens, seed=row) for row, prompt in enumerate(prompts_BT)]

@@ -38,7 +38,7 @@ def check_shared_prompts(device: torch.device) -> Iterator[Measured]:
 
 
 def _compare_attention(segments: Segments, device: torch.device) -> Iterator[Measured]:
-    segments = Segments(*(each.to(device) if isinstance(each, Tensor) else each for each in segments))
+    segments = Segments._make(each.to(device) if isinstance(each, Tensor) else each for each in segments)
     draws = torch.Generator(device).manual_seed(0)
     shapes = [(sum(segments.lengths), heads, _HEAD_DIM) for heads in (_HEADS, _KV_HEADS, _KV_HEADS)]
     given = [torch.randn(shape, device=device, generator=draws).to(torch.bfloat16) for shape in shapes]
@@ -46,7 +46,7 @@ def _compare_attention(segments: Segments, device: torch.device) -> Iterator[Mea
     packed = [each.clone().requires_grad_() for each in given]
     out_THD = attend_segments(packed[0], packed[1], packed[2], segments)
     single = [each.float().requires_grad_() for each in given]
-    expected_THD = _attend_to_sequences(*single, segments)
+    expected_THD = _attend_to_sequences(single[0], single[1], single[2], segments)
     yield Measured("output", compute_relative_error(out_THD, expected_THD), _BFLOAT16_LIMIT)
     for output in (out_THD, expected_THD):
         (output.float() * weights_THD).sum().backward()
