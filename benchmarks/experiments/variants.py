@@ -14,6 +14,8 @@ RUNS/NAME/figures.json and the JSON line have, by variant, the mean, the standar
 seeds for each figure: some keys of summary.json, the share of rollouts at the length limit in the last steps, and each
 set's accuracy before and after RL. Values are null if no run has the figure.
 
+Experiments with word problems compute in bfloat16 on a processor that has instructions for it, unless --set has other dtypes.
+
 --quick: one seed and runs of few short steps, in RUNS-quick.
 """
 
@@ -28,9 +30,10 @@ from typing import Any
 from asterism.analysis.evaluation.answer_statistics import compute_bootstrap_interval, compute_standard_error
 from asterism.analysis.metric_lines import AnalysisError
 from asterism.configs.run_folder import RunFolder
-from benchmarks.experiments.planned_runs import EXPERIMENTS, Experiment, PlannedRun, plan_runs
+from benchmarks.experiments.planned_runs import BFLOAT16, EXPERIMENTS, WORDS, Experiment, PlannedRun, plan_runs
 from benchmarks.experiments.recorded_runs import RecordedRun, find_recorded, read_recorded, record_run
 from benchmarks.experiments.variant_curves import draw_variants
+from benchmarks.real.machine_limits import has_bfloat16
 from benchmarks.support.benchmark_main import Flag, Options, benchmark_main
 
 
@@ -145,7 +148,8 @@ def measure(options: Options) -> dict[str, Any]:
     name, folder = options.name, prepare_runs(options)
     experiment = select_variants(EXPERIMENTS[name], options.only)
     last = experiment.quick if options.quick else ()
-    planned = list(plan_runs(experiment, options.seeds, folder, options.set, last))
+    dtype = BFLOAT16 if experiment.config == WORDS and has_bfloat16() else ()
+    planned = list(plan_runs(experiment, options.seeds, folder, (*dtype, *options.set), last))
     results = folder / "results.jsonl" if options.quick or not options.results.name else options.results
     try:
         return run_experiment(
