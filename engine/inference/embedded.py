@@ -26,7 +26,7 @@ from asterism.engine.hf.tokenizer import check_vocabulary, load_tokenizer
 from asterism.engine.inference.cuda_graphs import CudaGraphCapture
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.inference.engine_thread import EngineThread, FutureResolution, NewTokens
-from asterism.engine.inference.kernels.attention_kernels import SdpaKernels, select_kernels
+from asterism.engine.inference.kernels.attention_kernels import FastCpuKernels, select_kernels
 from asterism.engine.inference.kernels.batch_invariance import (
     NotBatchInvariant,
     check_attention,
@@ -219,7 +219,7 @@ class EmbeddedEngine:
             max_running=self._max_running,
             capture=CudaGraphCapture() if self._cuda_graphs and self._can_capture(model.config) else None,
             matmul=self._find_matmul(model.config) if self._strict else select_fast_matmul(self._device, self._dtype),
-            attention_kernels=None if self._strict else SdpaKernels(),
+            attention_kernels=None if self._strict else FastCpuKernels(),
             device=self._device,
             overlaps_steps=self._device.type == "cuda",
         )

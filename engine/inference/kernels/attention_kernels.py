@@ -86,5 +86,16 @@ class SdpaKernels:
             )[0]
 
 
+class FastCpuKernels(SdpaKernels):
+    """Kernels for a CPU that computes a token with few rows: two products per layer take less time than a fused kernel."""
+
+    def attend_per_row(
+        self, q_XGD: Tensor, keys_XWD: Tensor, values_XWD: Tensor, mask_R1W: Tensor, out_XGD: Tensor
+    ) -> None:
+        scores = torch.bmm(q_XGD, keys_XWD.transpose(1, 2))
+        scores.view(len(mask_R1W), -1, scores.shape[-1]).add_(mask_R1W)
+        torch.bmm(scores.softmax(-1), values_XWD, out=out_XGD)
+
+
 def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(q, keys, values, mask, scale=1.0)

@@ -14,7 +14,7 @@ from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.inference.fused_weights import FusedWeights
-from asterism.engine.inference.kernels.attention_kernels import SdpaKernels
+from asterism.engine.inference.kernels.attention_kernels import FastCpuKernels
 from asterism.engine.inference.kernels.batch_invariance import NotBatchInvariant
 from asterism.engine.inference.kernels.matmul import PACKED
 from asterism.engine.model import experts
@@ -93,7 +93,7 @@ def test_the_kernels_of_a_fast_engine_give_the_logprobs_of_the_training_forward(
     monkeypatch.setattr("asterism.engine.inference.kernels.matmul.MIN_PACKED_SIZE", 1)
     config = small_architecture(model_type, tie_word_embeddings=tied)
     model, other = small_model(config=config), small_model(seed=5, config=config)
-    fast = {"matmul": PACKED, "attention_kernels": SdpaKernels()}
+    fast = {"matmul": PACKED, "attention_kernels": FastCpuKernels()}
     assert_generates_as_trained(model, prefill_tokens=30, **fast)
     core = new_core(model, **fast)
     core.install_weights(1, other.state_dict())

@@ -4,7 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from asterism.engine.inference.kernels.attention_kernels import AttentionKernels, BatchInvariantKernels, SdpaKernels
+from asterism.engine.inference.kernels.attention_kernels import (
+    AttentionKernels,
+    BatchInvariantKernels,
+    FastCpuKernels,
+    SdpaKernels,
+)
 from asterism.engine.inference.kernels.matmul import (
     MIN_PACKED_SIZE,
     PACKED,
@@ -31,7 +36,7 @@ def mask() -> Tensor:
     return torch.where(torch.arange(WIDTH) > places[:, None, None], float("-inf"), 0.0)
 
 
-@pytest.mark.parametrize("kernels", [BatchInvariantKernels(), SdpaKernels()])
+@pytest.mark.parametrize("kernels", [BatchInvariantKernels(), SdpaKernels(), FastCpuKernels()])
 @pytest.mark.parametrize(("heads", "group"), [(1, 1), (2, 2), (2, 3), (1, 8)])
 @pytest.mark.parametrize("apart", [WIDTH, WIDTH + 32])
 def test_rows_with_separate_keys_follow_the_mask(kernels: AttentionKernels, heads: int, group: int, apart: int) -> None:
@@ -43,7 +48,7 @@ def test_rows_with_separate_keys_follow_the_mask(kernels: AttentionKernels, head
     torch.testing.assert_close(found, expected(*by_row, mask()), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("kernels", [BatchInvariantKernels(), SdpaKernels()])
+@pytest.mark.parametrize("kernels", [BatchInvariantKernels(), SdpaKernels(), FastCpuKernels()])
 @pytest.mark.parametrize(("heads", "group"), [(1, 1), (2, 2), (2, 3), (1, 8)])
 def test_rows_with_shared_keys_follow_the_mask(kernels: AttentionKernels, heads: int, group: int) -> None:
     q, both = drawn(ROWS * heads, group, SIZE), drawn(2, heads, WIDTH, SIZE)
