@@ -88,7 +88,7 @@ def write_program(random: Random, expression: str, numbers: Numbers) -> str:
     if random.random() < 0.3:
         expression = expression.replace("//", "/")  # the result then ends in ".0"
     write: Callable[[Random, str, Numbers], str] = random.choices(
-        (_write_variables, _write_result, _write_steps, _write_expression), weights=(35, 15, 20, 30)
+        (_write_variables, _write_result, _write_steps, _write_expression), weights=(55, 25, 15, 5)
     )[0]
     return write(random, expression, numbers)
 
