@@ -33,7 +33,7 @@ COLD_STARTS: Mapping[str, Settings] = {
     "llama": ("prepare.parameters.architecture=llama",),
     "words": (),  # of examples/word_problems
     "words_twice": ("prepare.parameters.num_sft_dialogues=960", "sft.steps=120"),
-    "words_reasoned": ("prepare.parameters.reasoning=true", "dialogue.response_tokens=352"),
+    "words_reasoned": ("prepare.parameters.reasoning=true", "dialogue.response_tokens=384"),
 }
 _GRPO = "roc.enabled=false"
 _SHUFFLED = "rl.advantage_estimator=examples/word_problems/shuffled_rewards.py:compute_advantages"

@@ -1,6 +1,6 @@
 """The program for [prepare] that writes word problems and dialogues below the run's folder (docs/word_problems.md).
 
-data/train.jsonl                        questions of the sets cold_start and rl_only
+data/train.jsonl                        questions of the sets cold_start and rl_only, in equal numbers
 data/sft.jsonl                          dialogues on questions of the set cold_start
 data/test_{cold_start,rl_only,test_only}.jsonl   questions of each set, which are the same for every seed
 
@@ -10,12 +10,15 @@ No two of these files share the numbers of a template.
 import json
 import zlib
 from collections.abc import Iterable, Iterator
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
 import templates_cold_start
+import templates_cold_start_home
+import templates_cold_start_money
+import templates_cold_start_outside
 import templates_rl
 import templates_test
 from problem_templates import Problem, Template, draw_problem
@@ -35,8 +38,15 @@ from asterism.tasks.tiny.cold_start_dialogues import TOOL, BehaviorShares
 
 Part = Literal["test", "dialogues", "train"]
 
+_COLD_START = (
+    *templates_cold_start.TEMPLATES,
+    *templates_cold_start_home.TEMPLATES,
+    *templates_cold_start_money.TEMPLATES,
+    *templates_cold_start_outside.TEMPLATES,
+)
 SETS = {
-    "cold_start": templates_cold_start.TEMPLATES,
+    # This order mixes the families, because an evaluation asks only the first questions of a file.
+    "cold_start": tuple(sorted(_COLD_START, key=lambda template: zlib.crc32(template.text.encode()))),
     "rl_only": templates_rl.TEMPLATES,
     "test_only": templates_test.TEMPLATES,
 }
@@ -48,7 +58,7 @@ class WordProblems(PrepareProgram, frozen=True):
 
     num_train_questions: PositiveInt = 1920
     num_test_questions: PositiveInt = 240  # questions of each set
-    num_sft_dialogues: PositiveInt = 1920
+    num_sft_dialogues: PositiveInt = 1200
     behaviors: BehaviorShares = WORD_SHARES  # frequencies of behaviors in the dialogues
     reasoning: bool = False  # add sentences of reasoning to the dialogues
 
@@ -62,7 +72,8 @@ class WordProblems(PrepareProgram, frozen=True):
         for name, templates in SETS.items():
             questions = draw_distinct(Random(TEST_SEED), templates, "test", self.num_test_questions)
             _write_jsonl(folder.data / f"test_{name}.jsonl", map(build_row, questions))
-        trained = (*SETS["cold_start"], *SETS["rl_only"])
+        # The smaller set repeats, so that each set has every other question.
+        trained = tuple(chain.from_iterable(zip(SETS["cold_start"], cycle(SETS["rl_only"]), strict=False)))
         questions = draw_distinct(Random(run.seed), trained, "train", self.num_train_questions)
         _write_jsonl(folder.data / "train.jsonl", map(build_row, questions))
         dialogue = run.resolved_tasks[0].get_dialogue()

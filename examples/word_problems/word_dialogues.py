@@ -24,8 +24,8 @@ from asterism.tasks.tiny.cold_start_dialogues import TOOL, BehaviorShares
 
 Messages = list[dict[str, Any]]
 
-# As in the demo, wrong dialogues outnumber right ones, so that RL can improve the model.
-WORD_SHARES = BehaviorShares(clean=0.18, repaired=0.26, malformed=0.02, wrong=0.30, gives_up=0.12, guess=0.12)
+# Unlike in the demo, right dialogues outnumber wrong ones: a small model needs them to learn the meaning of a text.
+WORD_SHARES = BehaviorShares(clean=0.40, repaired=0.36, malformed=0.02, wrong=0.14, gives_up=0.04, guess=0.04)
 SILENT_SHARE = 0.2  # share of the repairs whose first program runs but shows nothing
 
 COMPUTE = (

@@ -88,7 +88,7 @@ def write_program(random: Random, expression: str, numbers: Numbers) -> str:
     if random.random() < 0.3:
         expression = expression.replace("//", "/")  # the result then ends in ".0"
     write: Callable[[Random, str, Numbers], str] = random.choices(
-        (_write_variables, _write_result, _write_steps, _write_expression), weights=(35, 15, 20, 30)
+        (_write_variables, _write_result, _write_steps, _write_expression), weights=(55, 25, 15, 5)
     )[0]
     return write(random, expression, numbers)
 
@@ -149,14 +149,14 @@ def _choose_result_name(random: Random, numbers: Numbers) -> str:
 
 def write_repair(random: Random, expression: str, numbers: Numbers) -> tuple[str, str]:
     """Write a program that raises NameError or SyntaxError, and the next call's program, which shows the value."""
-    right = f"print({_fill(expression, numbers)})"
+    lines, shown = _assign(expression, numbers), f"print({expression})"
     match random.randrange(3):
         case 0:
+            right = "\n".join([*lines, shown])
             return right.removesuffix(")"), right
-        case 1:
-            return right.capitalize(), right
+        case 1:  # the notebook keeps the variables
+            return "\n".join([*lines, shown.capitalize()]), shown
         case _:  # a variable is missing, and the notebook keeps the others
-            lines, shown = _assign(expression, numbers), f"print({expression})"
             missing = lines.pop(random.randrange(len(lines)))
             return "\n".join([*lines, shown]), f"{missing}\n{shown}"
 
