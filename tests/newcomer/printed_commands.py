@@ -18,6 +18,7 @@ REPLACED = {
     "asterism run CONFIG [--name NAME] [--set key=value] [--resume | --overwrite | --from-stage NAME]": (
         "asterism run configs/tiny.toml --name readme"
     ),
+    "make real-model": "make real-model ARGS=--quick",
     "asterism plan CONFIG [--gpu NAME]": "asterism plan configs/tiny.toml --measure",
     "asterism config [CONFIG]": "asterism config configs/tiny.toml",
     "asterism chat CHECKPOINT|URL": "asterism chat runs/demo --prompt 'What is 6 * 7?'",
