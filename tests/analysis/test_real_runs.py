@@ -95,7 +95,8 @@ def test_report_summary_metrics_logs_and_pictures_have_equal_totals(
         assert (step.name, step.repeats) == (f"step {line['step']}", 0)
         assert step.trajectories == line["trajectories"] + line["trajectories_failed"]
         assert step.last is not None and step.last_began_s is not None
-        assert step.last_began_s + step.last.lived_s <= step.rollout_s + 1e-3
+        # The step's begin is derived from the time of its last log line, which a busy machine writes late.
+        assert step.last_began_s + step.last.lived_s <= step.rollout_s + 0.1
         assert (step.rollout_s, step.train_s, step.weights_s) == (line["rollout_s"], line["train_s"], line["weights_s"])
     for worker_s, busy_s in (
         *((each.active_s, each.busy_s) for each in use.engines),

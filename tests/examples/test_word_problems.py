@@ -203,6 +203,7 @@ def read_answer(messages: Any) -> str:
     return turn.answer
 
 
+@pytest.mark.slow
 def test_dialogues_have_the_configured_shares_and_their_answers() -> None:
     problems = list(islice(prepare.draw_problems(Random(0), SETS["cold_start"], "dialogues"), 1200))
     generated = dialogues.generate_dialogues(Random(0), problems, FORMAT, LIMIT)
@@ -299,6 +300,7 @@ def write_files(folder: Path, **changes: Any) -> dict[str, list[dict[str, Any]]]
     return {path.name: [json.loads(line) for line in path.read_text().splitlines()] for path in files}
 
 
+@pytest.mark.slow
 def test_the_files_share_no_numbers_and_only_training_depends_on_the_seed(tmp_path: Path) -> None:
     first, again, other = (write_files(tmp_path / str(n), seed=seed) for n, seed in enumerate((0, 0, 1)))
     assert first == again
@@ -313,6 +315,7 @@ def test_the_files_share_no_numbers_and_only_training_depends_on_the_seed(tmp_pa
     assert count_sft_dialogues(tmp_path / "0" / "data" / "sft.jsonl", {"word_problems": FORMAT}, 1000) == 240
 
 
+@pytest.mark.slow
 def test_each_trained_set_has_half_of_the_questions_and_each_template_equally_many_dialogues(tmp_path: Path) -> None:
     files = write_files(tmp_path)
     trained = Counter(find_template(row["question"])[0] for row in files["train.jsonl"])
