@@ -1,5 +1,7 @@
 """Measures decoded tokens per second of the embedded engine and of transformers' `generate`, without the prefill."""
 
+from concurrent.futures import Executor, ProcessPoolExecutor
+from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
@@ -16,6 +18,7 @@ from benchmarks.support.transformers_generation import load_transformers, measur
 
 _WARM_UP_TOKENS = 2
 _PAGE_TOKENS = 16
+_reference: Any = None  # the model of transformers, in its process
 
 
 class TokenStreamer:
@@ -50,9 +53,16 @@ async def start_engine(work: RealWorkload, batch: int, prefill_tokens: int) -> E
 
 
 async def measure_decoding(work: RealWorkload) -> dict[str, float]:
-    """Measure both in turns, on the same prompts. A ratio is the median of the repeats' ratios."""
-    torch.set_num_threads(work.threads)
-    reference, figures = load_transformers(work.model, work.torch_dtype), dict[str, float]()
+    """Measure both in turns, on the same prompts. A ratio is the median of the repeats' ratios.
+
+    transformers has its own process: the idle OpenMP threads of one side would take time from the other side.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn"), _load_reference, (work,)) as reference:
+        return await _measure_in_turns(work, reference)
+
+
+async def _measure_in_turns(work: RealWorkload, reference: Executor) -> dict[str, float]:
+    figures = dict[str, float]()
     for batch in work.batches:
         engine = await start_engine(work, batch, batch * work.prompt_tokens)  # one prefill, as transformers does
         ours, theirs = list[float](), list[float]()
@@ -60,7 +70,7 @@ async def measure_decoding(work: RealWorkload) -> dict[str, float]:
             prompts = draw_prompts(work, batch, number + 1)
             tokens = work.new_tokens if number >= 0 else _WARM_UP_TOKENS
             ours.append(await _measure_engine(engine, prompts, tokens))
-            theirs.append(_measure_reference(reference, prompts, tokens))
+            theirs.append(reference.submit(_measure_reference, prompts, tokens).result())
         await engine.close()
         ours, theirs = ours[1:], theirs[1:]
         figures |= {
@@ -78,7 +88,14 @@ async def _measure_engine(engine: EmbeddedEngine, prompts_BT: NDArray[np.int32],
     return clock.compute_rate()
 
 
-def _measure_reference(reference: Any, prompts_BT: NDArray[np.int32], new_tokens: int) -> float:
+def _load_reference(work: RealWorkload) -> None:
+    """Load the model of this process."""
+    global _reference
+    torch.set_num_threads(work.threads)
+    _reference = load_transformers(work.model, work.torch_dtype)
+
+
+def _measure_reference(prompts_BT: NDArray[np.int32], new_tokens: int) -> float:
     clock = DecodeClock(len(prompts_BT))
-    measure_transformers_rate(reference, prompts_BT, new_tokens, TokenStreamer(clock))
+    measure_transformers_rate(_reference, prompts_BT, new_tokens, TokenStreamer(clock))
     return clock.compute_rate()
