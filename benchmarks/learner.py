@@ -64,7 +64,7 @@ from benchmarks.support.transformers_training import PaddedTraining
 
 VOCABULARY = 450
 MICRO_BATCH_TOKENS = 1536
-PROMPT_TOKENS, GROUP_SIZE = 128, 8  # of groups with shared prompts
+PROMPT_TOKENS, GROUP_SIZE = 128, 8  # sizes of the groups with shared prompts
 UNLIMITED_TOKENS = 1 << 30
 LONG_MICRO_BATCH_TOKENS = 16_384
 RANKS, ROWS = 64, 4096

@@ -22,13 +22,13 @@ SUMMARY_FIGURES = (
 )
 CURVES = ("reward", "errors_in_positives", "response_tokens", "overlong_share", "entropy")
 _LAST_STEPS = 20  # steps that overlong_share_end averages: the share is small, so a few steps would be noisy
-_PLACES = ("model.checkpoint=", "runs_folder=", "name=", "data.train=", "data.test=")  # settings with paths
+_PLACES = ("runs_folder=", "name=", "data.train=", "data.test=")  # settings that only place the run
 
 
 class RecordedRun(NamedTuple):
     variant: str
     seed: int
-    recipe: str  # digest of the configuration and its settings, without paths
+    recipe: str  # digest of what the run computes: see compute_recipe
     commit: str
     replay_identical: bool | None
     figures: Mapping[str, float | None]
@@ -36,8 +36,20 @@ class RecordedRun(NamedTuple):
 
 
 def compute_recipe(planned: PlannedRun, config: Path) -> str:
-    settings = [each for each in planned.settings if not each.startswith(_PLACES)]
-    return sha256(config.read_bytes() + json.dumps(settings).encode()).hexdigest()[:12]
+    """Return a digest of the configuration, its settings, and the Python files beside it that it names.
+
+    Of a model's folder, only the name counts.
+    """
+    settings = [_drop_parents(each) for each in planned.settings if not each.startswith(_PLACES)]
+    text = config.read_text()
+    programs = sorted(config.parent.glob("*.py")) if ".py:" in text else ()
+    parts = [text.encode(), json.dumps(settings).encode(), *(each.read_bytes() for each in programs)]
+    return sha256(b"".join(parts)).hexdigest()[:12]
+
+
+def _drop_parents(setting: str) -> str:
+    key, _, value = setting.partition("=")
+    return f"{key}={Path(value).name}" if key == "model.checkpoint" else setting
 
 
 def read_recorded(path: Path) -> list[RecordedRun]:

@@ -36,7 +36,9 @@ class PeerKind(NamedTuple):
     python: Path
     module: str  # a module of the server's environment
     make_target: str
-    build_command: Callable[[RealWorkload, int, Path], tuple[list[str], Mapping[str, str]]]  # with port and scratch
+    build_command: Callable[
+        [RealWorkload, int, Path], tuple[list[str], Mapping[str, str]]
+    ]  # takes the port and a scratch folder
     path: str  # path of a request for a completion
     build_body: Callable[[RealWorkload, list[int]], dict[str, Any]]
     usage_key: str  # key of the answer's object with completion_tokens

@@ -91,7 +91,7 @@ class MemoryConfig(Section, frozen=True):
     micro_batch_tokens: PositiveInt = 16_384  # tokens per forward and backward pass
     # Activations that the backward pass recomputes, to save memory.
     activation_checkpointing: Checkpointing = "none"
-    shared_prompts: bool = True  # in RL, compute the prompt of trajectories in a micro batch once
+    shared_prompts: bool = True  # RL computes a prompt of several trajectories once in each micro batch
     # State in main memory instead of the GPU. optimizer: weights, gradients and moments, for an update on the CPU.
     # between_steps: weights and moments while engines generate on the same GPU.
     offload: Literal["none", "optimizer", "between_steps"] = "none"

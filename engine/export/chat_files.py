@@ -15,6 +15,7 @@ from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.configs.schema.run_config import RunConfig
 from asterism.configs.schema.tasks import TaskConfig
 from asterism.engine.data.task_inputs import build_renderer, read_task_descriptions
+from asterism.engine.export.origin import read_optional_struct
 from asterism.engine.export.served_tokenizer import (
     BOUNDARY_LITERAL,
     CLASS_CODE,
@@ -131,12 +132,7 @@ def write_chat_files(folder: Path, chat: ServedChat) -> None:
 
 def read_serving_facts(folder: Path) -> ServingFacts | None:
     """Return the facts, or None without the file of `asterism export`. Raises UnusableInput for a broken file."""
-    path = folder / SERVING_FILE
-    check_file(path)
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=ServingFacts) if path.exists() else None
-    except (OSError, msgspec.MsgspecError) as error:
-        raise UnusableInput(f"{path}: {error}") from None
+    return read_optional_struct(folder / SERVING_FILE, ServingFacts)
 
 
 def _choose_parsers(config: DialogueConfig, dialogue: DialogueFormat) -> ChatParsers:

@@ -11,7 +11,7 @@ import pytest
 
 from asterism.configs.load import load_run
 from benchmarks.experiments.planned_runs import COLD_STARTS, EXPERIMENTS, VARIANTS, PlannedRun, plan_runs
-from benchmarks.experiments.recorded_runs import RecordedRun, find_recorded, read_recorded, record_run
+from benchmarks.experiments.recorded_runs import RecordedRun, compute_recipe, find_recorded, read_recorded, record_run
 from benchmarks.experiments.variant_curves import draw_variants, stack_seeds
 from benchmarks.experiments.variants import run_planned, summarize_figure, summarize_variants
 
@@ -106,6 +106,18 @@ def test_a_recorded_run_needs_no_folder_and_another_recipe_runs_again(tmp_path: 
     assert find_recorded(read_recorded(results), planned._replace(settings=("rl.steps=3",)), TINY) is None
     assert find_recorded(read_recorded(results), planned._replace(seed=2), TINY) is None
     assert find_recorded(read_recorded(results), planned, TINY.with_name("tiny_lora.toml")) is None
+
+
+def test_a_recipe_contains_the_programs_beside_its_configuration_and_the_models_name(tmp_path: Path) -> None:
+    config, program = tmp_path / "run.toml", tmp_path / "prepare.py"
+    config.write_text('prepare.import = "prepare.py:Words"')
+    program.write_text("first")
+    planned = PlannedRun("a", 1, tmp_path, ("model.checkpoint=models/first",))
+    before = compute_recipe(planned, config)
+    assert compute_recipe(planned._replace(settings=("model.checkpoint=/elsewhere/first",)), config) == before
+    assert compute_recipe(planned._replace(settings=("model.checkpoint=models/second",)), config) != before
+    program.write_text("second")
+    assert compute_recipe(planned, config) != before
 
 
 def test_figures_are_means_over_seeds_and_null_without_a_value(tmp_path: Path) -> None:
