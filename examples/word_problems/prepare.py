@@ -19,6 +19,7 @@ import templates_cold_start
 import templates_cold_start_home
 import templates_cold_start_money
 import templates_cold_start_outside
+import templates_composed
 import templates_rl
 import templates_test
 from problem_templates import Problem, Template, draw_problem
@@ -43,6 +44,7 @@ _COLD_START = (
     *templates_cold_start_home.TEMPLATES,
     *templates_cold_start_money.TEMPLATES,
     *templates_cold_start_outside.TEMPLATES,
+    *templates_composed.TEMPLATES,
 )
 SETS = {
     # This order mixes the families, because an evaluation asks only the first questions of a file.
@@ -58,7 +60,7 @@ class WordProblems(PrepareProgram, frozen=True):
 
     num_train_questions: PositiveInt = 1920
     num_test_questions: PositiveInt = 240  # questions of each set
-    num_sft_dialogues: PositiveInt = 1200
+    num_sft_dialogues: PositiveInt = 2880
     behaviors: BehaviorShares = WORD_SHARES  # frequencies of behaviors in the dialogues
     reasoning: bool = False  # add sentences of reasoning to the dialogues
 

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 WOMEN = ("Ada", "Bella", "Clara", "Dora", "Emma", "Flora", "Greta", "Hanna", "Ines", "Julia", "Lena", "Mona", "Nora")
 MEN = ("Adam", "Ben", "Carl", "David", "Emil", "Felix", "Georg", "Hugo", "Jonas", "Leo", "Max", "Oscar", "Paul")
+MAX_ANSWER = 5000
+_MOST_TRIES = 2000  # draws of all numbers of one problem
 Numbers = Mapping[str, int]
 
 
@@ -46,15 +48,25 @@ class Problem(NamedTuple):
 
 
 def draw_problem(random: Random, template: Template) -> Problem:
-    """Draw a problem whose numbers differ from each other and are at least 2, as the answer is."""
-    while True:
+    """Draw a problem whose numbers differ from each other and are at least 2, as the answer is. Divisions are exact.
+
+    Raises ValueError for a template whose numbers nearly never have this property.
+    """
+    for _ in range(_MOST_TRIES):
         drawn: dict[str, int] = {}
         for name, source in template.numbers.items():
             drawn[name] = evaluate(source, drawn) if isinstance(source, str) else random.choice(source)
         shown = {key: drawn[key] for key in template.shown_numbers}
         answer = evaluate(template.answer, drawn)
-        if min(answer, *shown.values()) >= 2 and len({*shown.values()}) == len(shown):
+        is_exact = answer == evaluate(template.answer.replace("//", "/"), drawn)
+        if (
+            is_exact
+            and min(answer, *shown.values()) >= 2
+            and answer <= MAX_ANSWER
+            and len({*shown.values()}) == len(shown)
+        ):
             return Problem(template, template.text.format(**drawn, **_draw_words(random, template)), shown, answer)
+    raise ValueError(f"no suitable numbers found: {template.text}")
 
 
 def _draw_words(random: Random, template: Template) -> dict[str, str]:

@@ -25,7 +25,7 @@ from asterism.tasks.tiny.cold_start_dialogues import TOOL, BehaviorShares
 Messages = list[dict[str, Any]]
 
 # Unlike in the demo, right dialogues outnumber wrong ones: a small model needs them to learn the meaning of a text.
-WORD_SHARES = BehaviorShares(clean=0.40, repaired=0.36, malformed=0.02, wrong=0.14, gives_up=0.04, guess=0.04)
+WORD_SHARES = BehaviorShares(clean=0.54, repaired=0.28, malformed=0.02, wrong=0.08, gives_up=0.04, guess=0.04)
 SILENT_SHARE = 0.2  # share of the repairs whose first program runs but shows nothing
 
 COMPUTE = (

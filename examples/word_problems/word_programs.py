@@ -5,7 +5,7 @@ import contextlib
 import copy
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from types import ModuleType
 
@@ -88,7 +88,8 @@ def write_program(random: Random, expression: str, numbers: Numbers) -> str:
     if random.random() < 0.3:
         expression = expression.replace("//", "/")  # the result then ends in ".0"
     write: Callable[[Random, str, Numbers], str] = random.choices(
-        (_write_variables, _write_result, _write_steps, _write_expression), weights=(55, 25, 15, 5)
+        (_write_named_steps, _write_variables, _write_result, _write_steps, _write_expression),
+        weights=(60, 15, 10, 10, 5),
     )[0]
     return write(random, expression, numbers)
 
@@ -111,31 +112,44 @@ def _write_result(random: Random, expression: str, numbers: Numbers) -> str:
     return "\n".join([*_assign(expression, numbers), f"{name} = {expression}", _show(random, name)])
 
 
+def _write_named_steps(random: Random, expression: str, numbers: Numbers) -> str:
+    """One line per number and one line per operation."""
+    lines, shown = _list_steps(expression, {name: name for name in numbers})
+    return "\n".join([*_assign(expression, numbers), *lines, _show(random, shown)])
+
+
 def _write_steps(random: Random, expression: str, numbers: Numbers) -> str:
+    """One line per operation."""
+    lines, shown = _list_steps(expression, numbers)
+    return "\n".join([*lines, _show(random, shown)])
+
+
+def _list_steps(expression: str, values: Mapping[str, object]) -> tuple[list[str], str]:
+    """List one assignment per operation, and the name of the result."""
     lines = list[str]()
     names = dict[str, int]()
 
     def add_step(node: ast.expr) -> str:
         if not isinstance(node, ast.BinOp):
-            return _fill(ast.unparse(node), numbers)
+            return _fill(ast.unparse(node), values)
         left, right = add_step(node.left), add_step(node.right)
         symbol = "/" if isinstance(node.op, ast.Div) else _SYMBOLS[type(node.op)]
         name = _STEP_NAMES.get(type(node.op), "share")
-        names[name] = names.get(name, 0) + 1
+        names[name] = names.get(name, int(name in values)) + 1  # a number may have this name
         name += str(names[name]) if names[name] > 1 else ""
         lines.append(f"{name} = {left} {symbol} {right}")
         return name
 
     shown = add_step(ast.parse(expression, mode="eval").body)
-    return "\n".join([*lines, _show(random, shown)])
+    return lines, shown
 
 
 def _write_expression(random: Random, expression: str, numbers: Numbers) -> str:
     return _show(random, _fill(expression, numbers))
 
 
-def _fill(expression: str, numbers: Numbers) -> str:
-    return re.sub(r"[a-z]+", lambda match: str(numbers[match[0]]), expression)
+def _fill(expression: str, values: Mapping[str, object]) -> str:
+    return re.sub(r"[a-z]+", lambda match: str(values[match[0]]), expression)
 
 
 def _show(random: Random, text: str) -> str:
