@@ -19,6 +19,8 @@ from asterism.bus.process.parent_death import PARENT_PID_VARIABLE
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.machines import SupervisionConfig
 
+SPINS = "10000"  # of a waiting OpenMP thread before it sleeps: some 50 microseconds
+
 
 class ProcessDied(Exception):
     """A child ended before the run did. `str(error)` has its name and its last output."""
@@ -130,10 +132,15 @@ def build_process_died_error(child: ChildProcess, how: str = "") -> ProcessDied:
 
 
 def build_thread_environment(count: int) -> Mapping[str, str]:
-    """Build variables with which waiting threads sleep instead of spinning: there are more processes than cores."""
+    """Build variables with which waiting threads spin for a short time and then sleep.
+
+    There are more processes than cores, so threads must not spin for long. A thread that sleeps at once wakes up too
+    late for the next of an engine's many small operations: a step of 64 sequences then takes 1.6 times as long.
+    """
     return {
         "OMP_NUM_THREADS": str(count),
         "OPENBLAS_NUM_THREADS": str(count),
         "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": SPINS,
         "PYTHONUNBUFFERED": "1",
     }

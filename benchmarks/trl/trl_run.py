@@ -8,13 +8,14 @@ from pathlib import Path
 
 import msgspec
 
+from asterism.actors.launch.child_processes import SPINS
 from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.dialogue.chat_format import build_dialogue_format, build_prompt_segments
 from asterism.tasks.math_python import MATH_PYTHON
 
 _PROGRAM = Path(__file__).with_name("train_with_trl.py")
-# Training is far slower with threads that spin while they wait if another process needs a core.
-_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "TRL_EXPERIMENTAL_SILENCE": "1"}
+# As in the processes of a run: training is far slower with threads that spin for long if another process needs a core.
+_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": SPINS, "TRL_EXPERIMENTAL_SILENCE": "1"}
 
 
 class TrlFailed(Exception):

@@ -219,7 +219,7 @@ class EmbeddedEngine:
             max_running=self._max_running,
             capture=CudaGraphCapture() if self._cuda_graphs and self._can_capture(model.config) else None,
             matmul=self._find_matmul(model.config) if self._strict else select_fast_matmul(self._device, self._dtype),
-            attention_kernels=None if self._strict else FastCpuKernels(),
+            attention_kernels=None if self._strict or self._device.type == "cuda" else FastCpuKernels(),
             device=self._device,
             overlaps_steps=self._device.type == "cuda",
         )

@@ -31,8 +31,6 @@ from asterism.engine.inference.kv.contiguous_kv import DenseKvBlock, DenseKvCach
 from asterism.engine.inference.kv.kv_cache import KvCache
 from asterism.engine.inference.sequence import PrefillChunk, enumerate_chunks
 
-MAX_ROWWISE_TOKENS = 16  # a chunk of at most this size is read row by row: pages are gathered for each row
-
 
 class GatheredBlock(NamedTuple):
     """The rows [first, end), with pages that are gathered in each layer of a pass."""
@@ -165,7 +163,7 @@ class PagedAttention:
             return blocks
         for (start, chunk), table_N in zip(enumerate_chunks(chunks), arrays, strict=True):
             count, row = chunk.end - chunk.start, first + start
-            if count > MAX_ROWWISE_TOKENS:
+            if count > self._kernels.max_rowwise_tokens:
                 width, index = len(table_N) * self._cache.page_tokens, self._cache.build_page_index(table_N[None])
                 blocks.append(GatheredBlock(row, row + count, width, index, is_shared=True))
             else:

@@ -10,10 +10,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+_MAX_SCORES = 1 << 20  # scores of one product; a fused kernel needs no memory for more of them
 _QUERIES_PER_BMM = 2  # products of at most this many queries have the same bits in every batch
 
 
 class AttentionKernels(Protocol):
+    @property
+    def max_rowwise_tokens(self) -> int:
+        """Return the size of a prompt's chunk up to which each row gets its own copy of the keys and values."""
+        ...
+
     def attend_per_row(
         self, q_XGD: Tensor, keys_XWD: Tensor, values_XWD: Tensor, mask_R1W: Tensor, out_XGD: Tensor
     ) -> None:
@@ -33,6 +39,8 @@ def select_kernels(device: torch.device) -> AttentionKernels:
 
 class BatchInvariantKernels:
     """Kernels for a CPU. In float32 a row's bits do not depend on other rows: product shapes differ only in W."""
+
+    max_rowwise_tokens = 16
 
     def attend_per_row(
         self, q_XGD: Tensor, keys_XWD: Tensor, values_XWD: Tensor, mask_R1W: Tensor, out_XGD: Tensor
@@ -66,6 +74,8 @@ class SdpaKernels:
     The G queries of a head form the sequence dimension, so that their keys and values are not repeated.
     """
 
+    max_rowwise_tokens = 16
+
     def attend_per_row(
         self, q_XGD: Tensor, keys_XWD: Tensor, values_XWD: Tensor, mask_R1W: Tensor, out_XGD: Tensor
     ) -> None:
@@ -87,7 +97,9 @@ class SdpaKernels:
 
 
 class FastCpuKernels(SdpaKernels):
-    """Kernels for a CPU that computes a token with few rows: two products per layer take less time than a fused kernel."""
+    """Kernels for a CPU that computes few rows at a time: two products take less time than a fused kernel."""
+
+    max_rowwise_tokens = 1
 
     def attend_per_row(
         self, q_XGD: Tensor, keys_XWD: Tensor, values_XWD: Tensor, mask_R1W: Tensor, out_XGD: Tensor
@@ -95,6 +107,19 @@ class FastCpuKernels(SdpaKernels):
         scores = torch.bmm(q_XGD, keys_XWD.transpose(1, 2))
         scores.view(len(mask_R1W), -1, scores.shape[-1]).add_(mask_R1W)
         torch.bmm(scores.softmax(-1), values_XWD, out=out_XGD)
+
+    def attend_shared(
+        self, q_XGD: Tensor, keys_KWD: Tensor, values_KWD: Tensor, mask_R1W: Tensor, out_XGD: Tensor
+    ) -> None:
+        rows, (heads, width, size) = len(mask_R1W), keys_KWD.shape
+        if q_XGD.shape[0] * q_XGD.shape[1] * width > _MAX_SCORES:
+            super().attend_shared(q_XGD, keys_KWD, values_KWD, mask_R1W, out_XGD)
+            return
+        q_KLD = q_XGD.unflatten(0, (rows, heads)).transpose(0, 1).reshape(heads, -1, size)  # L = R * G
+        scores_KLW = torch.bmm(q_KLD, keys_KWD.transpose(1, 2))
+        scores_KLW.view(heads, rows, -1, width).add_(mask_R1W)
+        seen_KRGD = torch.bmm(scores_KLW.softmax(-1), values_KWD).view(heads, rows, -1, size)
+        out_XGD.unflatten(0, (rows, heads)).copy_(seen_KRGD.transpose(0, 1))
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
