@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 import torch
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.pre_tokenizers import ByteLevel, Digits
 from torch import Tensor
 
 from asterism.configs.errors import UnusableInput
@@ -37,6 +39,10 @@ _REQUIRED_FIELDS = {"tokenizer.ggml.tokens": "no tokenizer", "tokenizer.ggml.mer
 # tensors and fields that change the rotary embedding, and that transformers' reader ignores
 _ROPE_TENSOR, _ROPE_FIELD = "rope_freqs.weight", "rope.scaling.type"
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+# llama.cpp's names of splits. transformers' reader uses GPT-2's split for every name that it does not know.
+_SPLIT_FIELD = "tokenizer.ggml.pre"
+_GPT2_SPLITS = ("gpt-2", "mpt", "olmo", "jais")
+_DIGIT_SPLITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")  # each digit apart, then GPT-2's split
 
 
 class GgufSource(NamedTuple):
@@ -45,32 +51,38 @@ class GgufSource(NamedTuple):
     source: str  # where the file comes from; can be empty
 
 
+class _Header(NamedTuple):
+    origin: Origin
+    sizes: Mapping[str, int]  # sizes that transformers' reader ignores
+    split: str  # llama.cpp's name of the split before merges; empty: none
+
+
 def import_gguf(source: GgufSource, folder: Path, dtype: torch.dtype) -> DecoderConfig:
     """Write the folder, or replace it. Return the model's sizes.
 
     Raises UnusableInput for a file that is broken, of another architecture, or without a tokenizer, and OSError.
     """
     file = source.file
-    origin, sizes = _read_header(source)
+    header = _read_header(source)
     fields, state_dict = _load_model(file, dtype)
-    fields |= sizes
+    fields |= header.sizes
     config = DecoderConfig.from_hf(fields, file)
     for name, shape in config.compute_weight_shapes().items():
         check_shape(file, name, state_dict[name].shape, shape)
     with tempfile.TemporaryDirectory(prefix="asterism-import-") as scratch:
         described = Path(scratch)
-        _write_tokenizer(described, file, config.max_position_embeddings)
+        _write_tokenizer(described, file, config.max_position_embeddings, header.split)
         kept = {name: fields[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in fields}
         (described / "config.json").write_text(json.dumps(kept), encoding="utf-8")
-        (described / ORIGIN_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(origin)))
+        (described / ORIGIN_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(header.origin)))
         if source.license_file is not None:
             shutil.copyfile(source.license_file, described / LICENSE_FILE)
         save_model(folder, config, state_dict, described)
     return config
 
 
-def _read_header(source: GgufSource) -> tuple[Origin, dict[str, int]]:
-    """Check the header of the file; return its origin, and sizes that transformers' reader ignores."""
+def _read_header(source: GgufSource) -> _Header:
+    """Check the header of the file, and read what transformers' reader ignores."""
     file = source.file
     check_file(file)
     reader = _open_reader(file)
@@ -84,7 +96,8 @@ def _read_header(source: GgufSource) -> tuple[Origin, dict[str, int]]:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     described = {name: values.get(f"general.{name}", "") for name in ("name", "organization", "license")}
     origin = Origin(file.name, digest, f"GGUF {', '.join(types)}", **described, source=source.source)
-    return origin, {} if head_dim is None else {"head_dim": int(head_dim.contents())}
+    sizes = {} if head_dim is None else {"head_dim": int(head_dim.contents())}
+    return _Header(origin, sizes, str(fields[_SPLIT_FIELD].contents()) if _SPLIT_FIELD in fields else "")
 
 
 def _open_reader(file: Path) -> GGUFReader:
@@ -148,7 +161,7 @@ def _round_floats(fields: Any) -> Any:
     return float(str(np.float32(fields))) if isinstance(fields, float) else fields
 
 
-def _write_tokenizer(folder: Path, file: Path, max_tokens: int) -> None:
+def _write_tokenizer(folder: Path, file: Path, max_tokens: int, split: str) -> None:
     """Write tokenizer.json, tokenizer_config.json and the chat template."""
     from transformers import AutoTokenizer
 
@@ -156,6 +169,7 @@ def _write_tokenizer(folder: Path, file: Path, max_tokens: int) -> None:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except (ValueError, LookupError) as error:
         raise UnusableInput(f"{file}: tokenizer: {error}") from None
+    _correct_split(tokenizer.backend_tokenizer, file, split)
     tokenizer.save_pretrained(folder)
     special = {name: getattr(tokenizer, name) for name in _SPECIAL_TOKENS if getattr(tokenizer, name) is not None}
     config = {
@@ -165,3 +179,12 @@ def _write_tokenizer(folder: Path, file: Path, max_tokens: int) -> None:
         **special,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _correct_split(tokenizer: Tokenizer, file: Path, split: str) -> None:
+    """Replace GPT-2's split where the file names another one. Raises UnusableInput for an unknown name."""
+    if not isinstance(tokenizer.pre_tokenizer, ByteLevel) or split in _GPT2_SPLITS:
+        return
+    if split not in _DIGIT_SPLITS:
+        raise UnusableInput(f"{file}: splits text by an unknown rule ({_SPLIT_FIELD} = {split!r})")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([Digits(individual_digits=True), tokenizer.pre_tokenizer])

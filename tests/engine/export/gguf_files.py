@@ -24,6 +24,7 @@ class GgufChanges(NamedTuple):
     more: Mapping[str, Array] = {}  # further tensors
     has_tokenizer: bool = True
     rope_scaling: str = ""
+    split: str = ""  # name of the split before merges
     quantization: gguf.GGMLQuantizationType | None = None  # type of the matrices; None: float32
 
 
@@ -37,7 +38,7 @@ def write_gguf(file: Path, folder: Path, changes: GgufChanges = UNCHANGED) -> Pa
     writer = gguf.GGUFWriter(file, architecture)
     _write_sizes(writer, config, changes)
     if changes.has_tokenizer:
-        _write_tokenizer(writer, folder, config["model_type"])
+        _write_tokenizer(writer, folder, changes.split or PRE_TOKENIZERS[config["model_type"]])
     tensors = _convert_tensors(load_file(folder / "model.safetensors"), config)
     for name, tensor in {**tensors, **changes.more}.items():
         if name in changes.without:
@@ -71,14 +72,14 @@ def _write_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], changes: GgufC
         writer.add_rope_scaling_type(gguf.RopeScalingType(changes.rope_scaling))
 
 
-def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path, model_type: str) -> None:
+def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path, split: str) -> None:
     content = json.loads((folder / "tokenizer.json").read_text())
     config = json.loads((folder / "tokenizer_config.json").read_text())
     added = {token["content"]: token for token in content["added_tokens"]}
     ids = content["model"]["vocab"] | {text: token["id"] for text, token in added.items()}
     tokens = sorted(ids, key=ids.__getitem__)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(PRE_TOKENIZERS[model_type])
+    writer.add_tokenizer_pre(split)
     writer.add_token_list(tokens)
     writer.add_token_types([_get_type(added.get(token)) for token in tokens])
     writer.add_token_merges([" ".join(pair) for pair in content["model"]["merges"]])

@@ -71,6 +71,20 @@ def test_quantized_matrices_become_floats_within_the_rounding_of_their_type(llam
     assert (origin.file, origin.format, origin.license, origin.name) == ("model.gguf", "GGUF F32, Q8_0", "mit", "Small")
 
 
+@pytest.mark.parametrize(
+    ("split", "pieces"),
+    [("gpt-2", ["x", ":", "Ġ", "Ġ12", "Ċ", "Ċ", "3"]), ("smollm", ["x", ":", "ĠĠ", "1", "2", "ĊĊ", "3"])],
+)
+def test_the_tokenizer_splits_text_by_the_rule_that_the_file_names(
+    llama: Path, tmp_path: Path, split: str, pieces: list[str]
+) -> None:
+    """SmolLM splits off each digit first, so that blanks before a digit stay together."""
+    folder = convert(write_gguf(tmp_path / "model.gguf", llama, GgufChanges(split=split)), tmp_path / "out")
+    splitter = Tokenizer.from_file(str(folder / "tokenizer.json")).pre_tokenizer
+    assert splitter is not None
+    assert [piece for piece, _ in splitter.pre_tokenize_str("x:  12\n\n3")] == pieces
+
+
 BAD_FILES = {
     "another architecture": (GgufChanges(architecture="gemma3"), "model_type is 'gemma3'; missing: sliding-window"),
     "no tokenizer": (GgufChanges(has_tokenizer=False), "has no tokenizer (tokenizer.ggml.tokens)"),
@@ -83,6 +97,7 @@ BAD_FILES = {
         "scales the rotary embedding",
     ),
     "a field that scales the rotary embedding": (GgufChanges(rope_scaling="yarn"), "scales the rotary embedding"),
+    "an unknown split": (GgufChanges(split="bloom"), "splits text by an unknown rule (tokenizer.ggml.pre = 'bloom')"),
 }
 
 
