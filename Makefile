@@ -155,7 +155,7 @@ simulate-faults: $(INSTALLED) ## simulate the control plane under a virtual cloc
 nightly: $(INSTALLED) $(SGLANG_INSTALLED) $(TRL_INSTALLED) $(VLLM_INSTALLED) ## the tests that take too long for `make test`, the bridges, and many seeds of each simulation
 	$(PYTEST) -m "nightly and not sglang"
 	$(PYTEST) -m "hypothesis and not nightly and not sglang and not bridges" --hypothesis-profile=nightly --timeout 3600
-	$(BIN)/python -m pytest tests/sglang -m "sglang and nightly"  # one process: these tests stop servers in the middle of a step
+	$(BIN)/python -m pytest tests/sglang tests/newcomer/test_guide.py -m "sglang and nightly"  # one process: these tests stop servers in the middle of a step
 	$(BIN)/python -m tests.simulation.nightly 10000
 	$(BIN)/python -m tests.simulation.nightly 10000 --kind repeats
 	$(BIN)/python -m tests.simulation.nightly 2000 --kind tasks

@@ -6,10 +6,12 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from asterism.engine.export.hf_export import save_model
 from tests.engine.export.family_templates import LLAMA3_TEMPLATE, QWEN3_TEMPLATE, QWEN25_TEMPLATE
+from tests.engine.export.smollm2 import copy_smollm2, copy_smollm2_tokenizer
 from tests.engine.tiny_models import small_architecture, small_model
 
 QWEN_REGEX = (
@@ -34,6 +36,8 @@ TEXTS = (
 
 
 class FamilyKind(NamedTuple):
+    """The files of a small model, or a real model, whose other fields are empty."""
+
     model_type: str
     tokenizer_class: str
     regex: str
@@ -42,6 +46,7 @@ class FamilyKind(NamedTuple):
     bos: str | None
     eos: str
     template: str
+    is_real: bool = False
 
 
 FAMILY_KINDS = {
@@ -68,7 +73,10 @@ FAMILY_KINDS = {
         "<|eot_id|>",
         LLAMA3_TEMPLATE,
     ),
+    "smollm2": FamilyKind("llama", "", "", (), (), None, "", "", is_real=True),
 }
+NIGHTLY_SMOLLM2 = pytest.param("smollm2", marks=pytest.mark.nightly)
+FAMILIES = [*(name for name, kind in FAMILY_KINDS.items() if not kind.is_real), NIGHTLY_SMOLLM2]
 
 
 @cache
@@ -92,6 +100,8 @@ def train_family_tokenizer(kind: FamilyKind) -> Tokenizer:
 
 def write_family_tokenizer(folder: Path, kind: FamilyKind) -> Path:
     """Write the tokenizer with the family's added tokens and template, and a config.json of the architecture."""
+    if kind.is_real:
+        return copy_smollm2_tokenizer(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = train_family_tokenizer(kind)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -119,7 +129,9 @@ def write_family_tokenizer(folder: Path, kind: FamilyKind) -> Path:
 
 
 def write_family_model(folder: Path, kind: FamilyKind, seed: int = 0) -> Path:
-    """Write a model of the family's architecture with random weights, and its tokenizer."""
+    """Write a model of the family's architecture with random weights, and its tokenizer. A real model is copied."""
+    if kind.is_real:
+        return copy_smollm2(folder)
     source = write_family_tokenizer(folder.with_name(f"{folder.name}_tokenizer"), kind)
     vocab_size = Tokenizer.from_file(str(source / "tokenizer.json")).get_vocab_size()
     model = small_model(seed, small_architecture(kind.model_type, vocab_size=vocab_size))

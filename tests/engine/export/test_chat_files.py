@@ -20,7 +20,7 @@ from tests.engine.export.exported_chats import (
     render,
     tokenize_rows,
 )
-from tests.engine.export.family_folders import FAMILY_KINDS, TEXTS, write_family_tokenizer
+from tests.engine.export.family_folders import FAMILIES, FAMILY_KINDS, TEXTS, write_family_tokenizer
 from tests.engine.export.random_dialogues import RandomDialogue, make_dialogue
 
 NUM_DIALOGUES = 60  # number for each format; 240 for each family
@@ -56,7 +56,7 @@ def test_the_random_dialogues_contain_enough_tools_calls_and_results() -> None:
 
 @slow
 @pytest.mark.parametrize("config", DIALOGUES)
-@pytest.mark.parametrize("family", FAMILY_KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_template_renders_the_token_ids_of_the_run(tmp_path: Path, family: str, config: str) -> None:
     """Rows of the cold start contain system texts and tools in their columns, as in public data sets."""
     kind, options = FAMILY_KINDS[family], DIALOGUES[config]
@@ -107,7 +107,7 @@ def test_special_tokens_in_texts_of_users_and_tools_stay_text(qwen: Any) -> None
     assert "<|im_end|><tool_call></think>" in text and "<|im_start|></tool_response>" in text
 
 
-@pytest.mark.parametrize("family", FAMILY_KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_exported_tokenizer_encodes_texts_like_the_original(tmp_path: Path, family: str) -> None:
     kind = FAMILY_KINDS[family]
     original = load_tokenizer(write_family_tokenizer(tmp_path / "original", kind))

@@ -15,7 +15,7 @@ from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.tasks import MATH_PYTHON
 from tests.engine.export import family_runs
 from tests.engine.export.exported_chats import build_chat, export
-from tests.engine.export.family_folders import FAMILY_KINDS, write_family_tokenizer
+from tests.engine.export.family_folders import FAMILY_KINDS, NIGHTLY_SMOLLM2, write_family_tokenizer
 from tests.engine.export.family_templates import QWEN3_TEMPLATE
 
 CONFIGS = {
@@ -91,17 +91,25 @@ def test_a_model_without_a_template_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("renderer", ["qwen3", "prime-qwen3", "qwen3.5", "qwen3.6", "qwen3-vl"])
-def test_no_renderer_of_qwen_fits_the_tokenizer_of_qwen25(tmp_path: Path, renderer: str) -> None:
-    """Qwen2.5 has no tokens for reasoning and results, so a run uses the roles and tags of ChatML."""
+@pytest.mark.parametrize("family", ["qwen2.5", NIGHTLY_SMOLLM2])
+def test_no_renderer_of_qwen_fits_a_tokenizer_with_only_the_roles_of_chatml(
+    tmp_path: Path, family: str, renderer: str
+) -> None:
+    """Qwen2.5 has no tokens for reasoning and results, and SmolLM2 none for calls: a run has the roles and tags of
+    ChatML."""
     config = DialogueConfig(tools=("jupyter_code",), renderer=renderer)
-    with pytest.raises(UnusableInput, match=rf"{renderer} does not fit .*'<(think|tool_response)>' not found"):
-        build_chat(write_family_tokenizer(tmp_path, FAMILY_KINDS["qwen2.5"]), config)
+    with pytest.raises(
+        UnusableInput, match=rf"{renderer} does not fit .*'<(think|tool_call|tool_response)>' not found"
+    ):
+        build_chat(write_family_tokenizer(tmp_path, FAMILY_KINDS[family]), config)
 
 
 @pytest.mark.slow
-def test_an_export_without_a_renderer_replaces_the_template_of_the_family(tmp_path: Path) -> None:
-    source = write_family_tokenizer(tmp_path, FAMILY_KINDS["qwen2.5"])
+@pytest.mark.parametrize("family", ["qwen2.5", NIGHTLY_SMOLLM2])
+def test_an_export_without_a_renderer_replaces_the_template_of_the_family(tmp_path: Path, family: str) -> None:
+    source = write_family_tokenizer(tmp_path, FAMILY_KINDS[family])
     before: Any = AutoTokenizer.from_pretrained(source)
-    assert "You are Qwen" in before.apply_chat_template([QUESTION], tokenize=False)
+    name = "You are Qwen" if family == "qwen2.5" else "named SmolLM"
+    assert name in before.apply_chat_template([QUESTION], tokenize=False)
     after = export(source, build_chat(source, DialogueConfig()))
-    assert "You are Qwen" not in after.apply_chat_template([QUESTION], tokenize=False)
+    assert name not in after.apply_chat_template([QUESTION], tokenize=False)

@@ -14,7 +14,7 @@ from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.tasks import MATH_PYTHON
 from tests.engine.data.public_layouts import PUBLIC_ROWS, SEVERAL_CALLS_ROWS, TOOLS
 from tests.engine.export.exported_chats import DIALOGUES, assert_same_ids, export_chat, render, tokenize_rows
-from tests.engine.export.family_folders import FAMILY_KINDS
+from tests.engine.export.family_folders import FAMILIES, FAMILY_KINDS
 
 FORMATS = ("default", "think", "plain")  # public answers do not start with the prefill of "no system"
 BARE = DialogueConfig(tools=(), system="Be brief.", instruction="Solve it: ")
@@ -48,7 +48,7 @@ TWO_CALLS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", FORMATS)
-@pytest.mark.parametrize("family", FAMILY_KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_public_rows_have_the_ids_of_the_request_with_their_messages(tmp_path: Path, family: str, config: str) -> None:
     kind, options = FAMILY_KINDS[family], DIALOGUES[config]
     exported = export_chat(tmp_path / "exported", kind, options)
@@ -81,7 +81,7 @@ def list_prompts(system: str, schemas: list[Any]) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", FORMATS)
-@pytest.mark.parametrize("family", FAMILY_KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_each_kind_of_prompt_has_the_ids_of_the_request(tmp_path: Path, family: str, config: str) -> None:
     kind, options = FAMILY_KINDS[family], DIALOGUES[config]
     exported = export_chat(tmp_path / "exported", kind, options)

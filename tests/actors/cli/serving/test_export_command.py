@@ -37,7 +37,7 @@ from asterism.engine.learner.learner_rank import LearnerRank
 from asterism.tasks import MATH_PYTHON
 from tests.actors.cli.invoking import check_golden_refusals, read_output, read_refusal
 from tests.engine.data.cold_start_rows import write_rows
-from tests.engine.export.family_folders import FAMILY_KINDS, write_family_model
+from tests.engine.export.family_folders import FAMILIES, FAMILY_KINDS, write_family_model
 from tests.engine.learner.learner_runs import make_run, no_report, sweep_runs
 from tests.engine.learner.learner_settings import change_learner
 from tests.engine.learner.training_examples import rows, store_batch
@@ -115,9 +115,10 @@ def make_family_run(folder: RunFolder, family: str) -> RunStep:
     return RunStep(folder, 0)
 
 
-@pytest.mark.parametrize("family", FAMILY_KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
 async def test_transformers_and_the_engine_generate_the_same_greedy_tokens(tmp_path: Path, family: str) -> None:
-    """Both start from the prompt that the exported chat template renders; the run renders the same prompt."""
+    """Both start from the prompt that the exported chat template renders; the run renders the same prompt. The engine's
+    logprobs are those of transformers."""
     chosen, out = make_family_run(RunFolder(tmp_path / "run"), family), tmp_path / "out"
     export_step(chosen, out, ExportOptions())
     tokenizer: Any = AutoTokenizer.from_pretrained(out)
@@ -129,20 +130,24 @@ async def test_transformers_and_the_engine_generate_the_same_greedy_tokens(tmp_p
     assert prompt == renderer.render_prompt("6 * 7?")
     model: Any = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     ids = torch.tensor([prompt])
-    theirs = model.generate(
+    whole = model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=0
-    )[0, len(prompt) :].tolist()
+    )
+    theirs = whole[0, len(prompt) :].tolist()
+    with torch.no_grad():
+        logprobs = model(whole).logits[0, len(prompt) - 1 : -1].log_softmax(-1).gather(1, whole[0, len(prompt) :, None])
     length = len(prompt) + NEW_TOKENS
     engine = EmbeddedEngine(out, Capacity(2 * length + 32, 16, length))
     await engine.start()
     try:
         stops = renderer.stop_token_ids
         request = GenerationRequest(0, np.array(prompt, np.int32), NEW_TOKENS, GREEDY, stop_token_ids=stops)
-        ours = (await engine.generate(request)).token_ids.tolist()
+        generated = await engine.generate(request)
     finally:
         await engine.close()
-    assert theirs == ours
-    assert len(ours) > 3
+    assert theirs == generated.token_ids.tolist()
+    assert len(theirs) > 3
+    assert np.abs(generated.logprobs - logprobs[:, 0].numpy()).max() < 1e-4
 
 
 def test_a_checkpoint_and_an_export_have_the_same_chat_files(folder: RunFolder, tmp_path: Path) -> None:
