@@ -31,19 +31,11 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-import torch
 
 from asterism.configs.errors import UnusableInput
 from asterism.engine.model.hf_checkpoint import load_model_config
 from benchmarks.real.decode_rates import measure_decoding
-from benchmarks.real.machine_limits import (
-    ROWS,
-    SQUARE,
-    MachineLimits,
-    has_bfloat16,
-    measure_bandwidth,
-    measure_products,
-)
+from benchmarks.real.machine_limits import ROWS, SQUARE, MachineLimits, measure_limits
 from benchmarks.real.peer_servers import PEERS, PeerFailed, check_peer
 from benchmarks.real.real_workload import DTYPES, RealWorkload
 from benchmarks.real.request_rates import measure_requests
@@ -60,20 +52,6 @@ QUICK = {
     "most_response_tokens": 16,
 }
 QUICK_PRODUCTS = (1, 4), 256  # rows and size of the square
-
-
-def measure_limits(work: RealWorkload, rows: tuple[int, ...], square: int) -> tuple[MachineLimits, dict[str, float]]:
-    """Measure the machine in the workload's dtype, and in the other dtypes of the processor."""
-    torch.set_num_threads(work.threads)
-    bytes_per_s = measure_bandwidth(work.repeats)
-    figures, fastest = {"bandwidth_gb_per_s": bytes_per_s / 1e9}, dict[str, float]()
-    for name, dtype in DTYPES.items():
-        if name in (work.dtype, "float32") or has_bfloat16():
-            products = measure_products(work.config, dtype, rows, square, work.repeats)
-            fastest[name] = max(products.values())
-            figures |= {f"{name}_gflops_{product}": gflops for product, gflops in products.items()}
-    print(f"limits: {bytes_per_s / 1e9:.1f} GB/s, fastest products in GFLOP/s: {fastest}", flush=True)
-    return MachineLimits(work.config, work.torch_dtype.itemsize, fastest[work.dtype], bytes_per_s), figures
 
 
 def add_decode_limits(work: RealWorkload, limits: MachineLimits, figures: Mapping[str, float]) -> dict[str, float]:

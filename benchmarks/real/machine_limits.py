@@ -20,6 +20,7 @@ from torch import Tensor
 
 from asterism.engine.hf.model_config import DecoderConfig
 from asterism.engine.model.training_flops import count_forward_flops
+from benchmarks.real.real_workload import DTYPES, RealWorkload
 
 ROWS = (1, 16, 64, 2048)  # rows of the products: a decode step of 1, 16 and 64 sequences, and a micro batch
 SQUARE = 4096
@@ -116,3 +117,17 @@ def _measure_best_s(work: Callable[[], object], repeats: int) -> float:
         work()
         taken.append(time.perf_counter() - began)
     return min(taken[1:])
+
+
+def measure_limits(work: RealWorkload, rows: tuple[int, ...], square: int) -> tuple[MachineLimits, dict[str, float]]:
+    """Measure the machine in the workload's dtype, and in the other dtypes of the processor."""
+    torch.set_num_threads(work.threads)
+    bytes_per_s = measure_bandwidth(work.repeats)
+    figures, fastest = {"bandwidth_gb_per_s": bytes_per_s / 1e9}, dict[str, float]()
+    for name, dtype in DTYPES.items():
+        if name in (work.dtype, "float32") or has_bfloat16():
+            products = measure_products(work.config, dtype, rows, square, work.repeats)
+            fastest[name] = max(products.values())
+            figures |= {f"{name}_gflops_{product}": gflops for product, gflops in products.items()}
+    print(f"limits: {bytes_per_s / 1e9:.1f} GB/s, fastest products in GFLOP/s: {fastest}", flush=True)
+    return MachineLimits(work.config, work.torch_dtype.itemsize, fastest[work.dtype], bytes_per_s), figures

@@ -10,6 +10,7 @@ No two of these files share the numbers of a template.
 import json
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import chain, cycle, islice
 from pathlib import Path
 from random import Random
@@ -19,10 +20,10 @@ import templates_cold_start
 import templates_cold_start_home
 import templates_cold_start_money
 import templates_cold_start_outside
-import templates_composed
 import templates_rl
 import templates_test
 from problem_templates import Problem, Template, draw_problem
+from templates_composed import compose_templates
 from word_dialogues import WORD_SHARES, generate_dialogues
 from word_programs import write_derivation
 
@@ -44,7 +45,6 @@ _COLD_START = (
     *templates_cold_start_home.TEMPLATES,
     *templates_cold_start_money.TEMPLATES,
     *templates_cold_start_outside.TEMPLATES,
-    *templates_composed.TEMPLATES,
 )
 SETS = {
     # This order mixes the families, because an evaluation asks only the first questions of a file.
@@ -53,6 +53,8 @@ SETS = {
     "test_only": templates_test.TEMPLATES,
 }
 TEST_SEED = 0
+_COMPOSED = 2  # composed templates for each of the other templates of the cold start
+_MOST_DRAWS = 50  # draws of a template's numbers for one file
 
 
 class WordProblems(PrepareProgram, frozen=True):
@@ -60,7 +62,7 @@ class WordProblems(PrepareProgram, frozen=True):
 
     num_train_questions: PositiveInt = 1920
     num_test_questions: PositiveInt = 240  # questions of each set
-    num_sft_dialogues: PositiveInt = 2880
+    num_sft_dialogues: PositiveInt = 3600
     behaviors: BehaviorShares = WORD_SHARES  # frequencies of behaviors in the dialogues
     reasoning: bool = False  # add sentences of reasoning to the dialogues
 
@@ -71,17 +73,21 @@ class WordProblems(PrepareProgram, frozen=True):
 
     def prepare(self, run: RunConfig, folder: RunFolder) -> None:
         folder.data.mkdir(parents=True, exist_ok=True)
-        for name, templates in SETS.items():
-            questions = draw_distinct(Random(TEST_SEED), templates, "test", self.num_test_questions)
+        for name in SETS:
+            random = Random(TEST_SEED)
+            questions = draw_distinct(random, stream_templates(random, name), "test", self.num_test_questions)
             _write_jsonl(folder.data / f"test_{name}.jsonl", map(build_row, questions))
-        # The smaller set repeats, so that each set has every other question.
-        trained = tuple(chain.from_iterable(zip(SETS["cold_start"], cycle(SETS["rl_only"]), strict=False)))
-        questions = draw_distinct(Random(run.seed), trained, "train", self.num_train_questions)
+        random = Random(run.seed)
+        streams = (stream_templates(random, name) for name in ("cold_start", "rl_only"))
+        trained = chain.from_iterable(zip(*streams, strict=True))
+        questions = draw_distinct(random, trained, "train", self.num_train_questions)
         _write_jsonl(folder.data / "train.jsonl", map(build_row, questions))
         dialogue = run.resolved_tasks[0].get_dialogue()
+        random = Random(run.seed)
+        problems = draw_problems(random, stream_templates(random, "cold_start"), "dialogues")
         dialogues = generate_dialogues(
-            Random(run.seed),
-            list(islice(draw_problems(Random(run.seed), SETS["cold_start"], "dialogues"), self.num_sft_dialogues)),
+            random,
+            list(islice(problems, self.num_sft_dialogues)),
             build_dialogue_format(dialogue, MATH_PYTHON),
             dialogue.result_characters,
             shares=self.behaviors,
@@ -96,15 +102,25 @@ def find_part(problem: Problem) -> Part:
     return "test" if drawn < 0.2 else "dialogues" if drawn < 0.6 else "train"
 
 
-def draw_problems(random: Random, templates: tuple[Template, ...], part: Part) -> Iterator[Problem]:
-    """Draw an endless stream of problems that cycles through the templates."""
-    for template in cycle(templates):
-        while find_part(problem := draw_problem(random, template)) != part:
-            pass
-        yield problem
+def stream_templates(random: Random, name: str) -> Iterator[Template]:
+    """Repeat the templates of a set without end. Composed templates follow each one of the cold start."""
+    composed = compose_templates(random)
+    for template in cycle(SETS[name]):
+        yield template
+        if name == "cold_start":
+            yield from islice(composed, _COMPOSED)
 
 
-def draw_distinct(random: Random, templates: tuple[Template, ...], part: Part, count: int) -> list[Problem]:
+def draw_problems(random: Random, templates: Iterable[Template], part: Part) -> Iterator[Problem]:
+    """Draw a problem of each template, except for templates with so few numbers that none is found for this part."""
+    for template in templates:
+        with suppress(ValueError):
+            drawn = (draw_problem(random, template) for _ in range(_MOST_DRAWS))
+            if problem := next((each for each in drawn if find_part(each) == part), None):
+                yield problem
+
+
+def draw_distinct(random: Random, templates: Iterable[Template], part: Part, count: int) -> list[Problem]:
     """Draw problems that differ in more than names and words. Raises UnusableInput if fewer exist."""
     chosen: dict[tuple[str, ...], Problem] = {}
     for problem in islice(draw_problems(random, templates, part), 20 * count):

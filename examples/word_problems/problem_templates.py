@@ -5,6 +5,7 @@ A template's text has placeholders for numbers, words, `{name}` and `{other}` (t
 """
 
 import ast
+import re
 import string
 from collections.abc import Mapping
 from functools import cache
@@ -119,3 +120,13 @@ def _flatten(node: ast.expr, plus: type[ast.operator], minus: type[ast.operator]
         *_flatten(node.left, plus, minus),
         *((part, inverse != isinstance(node.op, minus)) for part, inverse in right),
     ]
+
+
+def list_ngrams(text: str, size: int) -> set[tuple[str, ...]]:
+    """List the word n-grams of a text with names and numbers as `N`, and of the text without them."""
+    words = [
+        "N" if word in WOMEN or word in MEN or word.isdigit() or "{" in word else word.lower()
+        for word in re.findall(r"[\w{}]+", text)
+    ]
+    rest = [word for word in words if word != "N"]
+    return {tuple(each[n : n + size]) for each in (words, rest) for n in range(len(each) - size + 1)}

@@ -25,7 +25,7 @@ from asterism.tasks.tiny.cold_start_dialogues import TOOL, BehaviorShares
 Messages = list[dict[str, Any]]
 
 # Unlike in the demo, right dialogues outnumber wrong ones: a small model needs them to learn the meaning of a text.
-WORD_SHARES = BehaviorShares(clean=0.54, repaired=0.28, malformed=0.02, wrong=0.08, gives_up=0.04, guess=0.04)
+WORD_SHARES = BehaviorShares(clean=0.62, repaired=0.26, malformed=0.02, wrong=0.06, gives_up=0.02, guess=0.02)
 SILENT_SHARE = 0.2  # share of the repairs whose first program runs but shows nothing
 
 COMPUTE = (
@@ -133,10 +133,9 @@ def _write_dialogue(writer: DialogueWriter, behavior: str, *, reasoning: bool) -
             writer.answer(CONCLUDE, truth)
         case "repaired":
             is_silent = random.random() < SILENT_SHARE
-            write, remarks = (write_silent_repair, SHOW) if is_silent else (write_repair, REPAIR)
-            first, second = write(random, right, numbers)
-            writer.call(COMPUTE, first, reasoning=thoughts)
-            writer.call(remarks, second)
+            repair = write_silent_repair(right, numbers) if is_silent else write_repair(random, right, numbers)
+            writer.call(COMPUTE, repair[0], reasoning=thoughts)
+            writer.call(SHOW if is_silent else REPAIR, repair[1])
             writer.answer(CONCLUDE, truth)
         case "malformed":
             program = write_program(random, right, numbers)

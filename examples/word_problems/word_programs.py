@@ -89,7 +89,7 @@ def write_program(random: Random, expression: str, numbers: Numbers) -> str:
         expression = expression.replace("//", "/")  # the result then ends in ".0"
     write: Callable[[Random, str, Numbers], str] = random.choices(
         (_write_named_steps, _write_variables, _write_result, _write_steps, _write_expression),
-        weights=(60, 15, 10, 10, 5),
+        weights=(10, 5, 5, 70, 10),
     )[0]
     return write(random, expression, numbers)
 
@@ -163,22 +163,18 @@ def _choose_result_name(random: Random, numbers: Numbers) -> str:
 
 def write_repair(random: Random, expression: str, numbers: Numbers) -> tuple[str, str]:
     """Write a program that raises NameError or SyntaxError, and the next call's program, which shows the value."""
-    lines, shown = _assign(expression, numbers), f"print({expression})"
-    match random.randrange(3):
-        case 0:
-            right = "\n".join([*lines, shown])
-            return right.removesuffix(")"), right
-        case 1:  # the notebook keeps the variables
-            return "\n".join([*lines, shown.capitalize()]), shown
-        case _:  # a variable is missing, and the notebook keeps the others
-            missing = lines.pop(random.randrange(len(lines)))
-            return "\n".join([*lines, shown]), f"{missing}\n{shown}"
+    lines, shown = _list_steps(expression, numbers)
+    right = "\n".join([*lines, f"print({shown})"])
+    if random.random() < 0.5:
+        return right.removesuffix(")"), right
+    wrong = random.choice((f"Print({shown})", f"print({shown}s)", f"print({shown.capitalize()})"))
+    return "\n".join([*lines, wrong]), f"print({shown})"  # the notebook keeps the variables
 
 
-def write_silent_repair(random: Random, expression: str, numbers: Numbers) -> tuple[str, str]:
+def write_silent_repair(expression: str, numbers: Numbers) -> tuple[str, str]:
     """Write a program that shows nothing, and the program for the next call, which shows the value."""
-    name = _choose_result_name(random, numbers)
-    return "\n".join([*_assign(expression, numbers), f"{name} = {expression}"]), f"print({name})"
+    lines, shown = _list_steps(expression, numbers)
+    return "\n".join(lines), f"print({shown})"
 
 
 def write_hopeless_program(random: Random, expression: str, numbers: Numbers) -> str:

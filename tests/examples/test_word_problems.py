@@ -12,7 +12,7 @@ import re
 import sys
 from collections import Counter
 from fractions import Fraction
-from itertools import combinations, islice, pairwise
+from itertools import combinations, cycle, islice, pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -44,6 +44,7 @@ programs: Any = importlib.import_module("word_programs")
 dialogues: Any = importlib.import_module("word_dialogues")
 SETS: dict[str, Any] = prepare.SETS
 ALL = [(name, template) for name, group in SETS.items() for template in group]
+COMPOSED = list(islice(importlib.import_module("templates_composed").compose_templates(Random(0)), 1500))
 PEOPLE = {*templates.WOMEN, *templates.MEN}
 OPERATORS = {ast.Add: "__add__", ast.Sub: "__sub__", ast.Mult: "__mul__", ast.FloorDiv: "__truediv__"}
 UNIT = re.compile(
@@ -55,16 +56,6 @@ ASKS = re.compile(r"(Find|Give) |.*\?$")  # a sentence that asks
 def draw(template: Any, count: int, seed: int = 0) -> list[Any]:
     random = Random(seed)
     return [templates.draw_problem(random, template) for _ in range(count)]
-
-
-def list_ngrams(text: str, size: int) -> set[tuple[str, ...]]:
-    """List the word n-grams of a text with names and numbers as `N`, and of the text without them."""
-    words = [
-        "N" if word in PEOPLE or word.isdigit() or "{" in word else word.lower()
-        for word in re.findall(r"[\w{}]+", text)
-    ]
-    rest = [word for word in words if word != "N"]
-    return {tuple(each[n : n + size]) for each in (words, rest) for n in range(len(each) - size + 1)}
 
 
 def compute_exactly(node: ast.expr, numbers: dict[str, int]) -> Fraction:
@@ -98,19 +89,18 @@ def match_template(template: Any, question: str) -> dict[str, int] | None:
     return None if found is None else {name: int(value) for name, value in found.groupdict().items()}
 
 
-def find_template(question: str) -> tuple[str, Any]:
-    """Find the set and the template of a question."""
-    (found,) = [each for each in ALL if match_template(each[1], question) is not None]
-    return found
+def find_template(question: str) -> str | None:
+    """Find the text of the template of a question. None: the template is composed."""
+    return next((each.text for _, each in ALL if match_template(each, question) is not None), None)
 
 
-def test_three_sets_have_408_different_templates() -> None:
-    assert {name: len(group) for name, group in SETS.items()} == {"cold_start": 360, "rl_only": 24, "test_only": 24}
+def test_three_sets_have_168_different_templates() -> None:
+    assert {name: len(group) for name, group in SETS.items()} == {"cold_start": 120, "rl_only": 24, "test_only": 24}
     assert len({template.text for _, template in ALL}) == len(ALL)
     assert len({template.family for _, template in ALL}) >= 10
     for name, group in SETS.items():
         assert sum(bool(template.distractors) for template in group) >= len(group) / 8, name
-        assert sum(bool(re.search(r"\b(7|60|100|1000)\b", template.answer)) for template in group) >= len(group) / 12, (
+        assert sum(bool(re.search(r"\b(7|60|100|1000)\b", template.answer)) for template in group) >= len(group) / 10, (
             name
         )
     operations = Counter(len(re.findall(r"//|[-+*]", template.answer)) for _, template in ALL)
@@ -127,27 +117,34 @@ def test_the_structure_of_an_answer_ignores_names_and_order() -> None:
 def test_structures_of_the_test_set_occur_in_no_other_set() -> None:
     """The cold start may contain RL's structures, since a small model must see many of them to learn what a text means:
     only the sentences of rl_only are new to RL. The structures of the test stay new."""
+    composed = {templates.derive_structure(each.answer) for each in COMPOSED}
     structures = {name: {templates.derive_structure(each.answer) for each in group} for name, group in SETS.items()}
-    assert not structures["test_only"] & (structures["cold_start"] | structures["rl_only"])
-    assert {name: len(each) for name, each in structures.items()} == {"cold_start": 74, "rl_only": 11, "test_only": 15}
+    assert not structures["test_only"] & (structures["cold_start"] | structures["rl_only"] | composed)
+    assert len(composed) > 60
+    assert {name: len(each) for name, each in structures.items()} == {"cold_start": 34, "rl_only": 11, "test_only": 15}
 
 
 def test_no_two_sets_share_six_words_in_a_row() -> None:
     """The test set does not even share five words, so its sentences have frames of their own."""
     texts = {
-        name: [text for each in group for text in (each.text, *(problem.question for problem in draw(each, 40)))]
-        for name, group in SETS.items()
+        name: [
+            text
+            for each in group
+            for text in (each.text, *(problem.question for problem in draw(each, 40 if each in SETS[name] else 1)))
+        ]
+        for name, group in (SETS | {"cold_start": (*SETS["cold_start"], *COMPOSED)}).items()
     }
     for first, second in combinations(SETS, 2):
         size = 5 if "test_only" in (first, second) else 6
-        grams = [set().union(*(list_ngrams(text, size) for text in texts[name])) for name in (first, second)]
+        grams = [set().union(*(templates.list_ngrams(text, size) for text in texts[name])) for name in (first, second)]
         assert grams[0] & grams[1] == set(), (first, second)
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", [*SETS, "composed"])
 def test_questions_are_complete_and_answers_are_exact(name: str) -> None:
-    for template in SETS[name]:
-        for problem in draw(template, 60):
+    group, count = (SETS[name], 60) if name in SETS else (COMPOSED[:400], 5)
+    for template in group:
+        for problem in draw(template, count):
             numbers = match_template(template, problem.question)
             assert numbers is not None and numbers == problem.numbers, problem.question
             assert compute_exactly(ast.parse(template.answer, mode="eval").body, numbers) == problem.answer
@@ -156,6 +153,15 @@ def test_questions_are_complete_and_answers_are_exact(name: str) -> None:
             assert 2 <= problem.answer <= 5000
             assert re.fullmatch(r"[A-Z\d][^{}]*[?.]", problem.question)
             assert not re.search(r"\b[Aa] [aeiou]|\s\s", problem.question)
+
+
+def test_composed_questions_have_many_words_and_few_are_alike() -> None:
+    texts = [re.sub(r"\{\w+\}", "N", each.text) for each in COMPOSED]
+    assert len(set(texts)) == len(texts)
+    assert not any(re.search(r"[][<>|]", text) for text in texts)
+    assert len({word.lower() for text in texts for word in re.findall(r"\w+", text)}) > 600
+    assert len({each.family for each in COMPOSED}) == 5
+    assert 0.05 < sum(bool(each.distractors) for each in COMPOSED) / len(COMPOSED) < 0.2
 
 
 def test_no_number_has_the_name_of_a_builtin_function() -> None:
@@ -178,8 +184,15 @@ def test_the_test_templates_are_frozen() -> None:
 # ---------------------------------------------------------------- dialogues
 
 
+def draw_dialogue_problems(count: int, seed: int = 0) -> list[Any]:
+    random = Random(seed)
+    return list(
+        islice(prepare.draw_problems(random, prepare.stream_templates(random, "cold_start"), "dialogues"), count)
+    )
+
+
 def generate(count: int = 480, **options: Any) -> list[Any]:
-    problems = list(islice(prepare.draw_problems(Random(0), SETS["cold_start"], "dialogues"), count))
+    problems = draw_dialogue_problems(count)
     return dialogues.generate_dialogues(Random(0), problems, FORMAT, LIMIT, **options)
 
 
@@ -205,7 +218,7 @@ def read_answer(messages: Any) -> str:
 
 @pytest.mark.slow
 def test_dialogues_have_the_configured_shares_and_their_answers() -> None:
-    problems = list(islice(prepare.draw_problems(Random(0), SETS["cold_start"], "dialogues"), 1200))
+    problems = draw_dialogue_problems(1200)
     generated = dialogues.generate_dialogues(Random(0), problems, FORMAT, LIMIT)
     shares = dialogues.WORD_SHARES
     counted = Counter(map(count_calls, generated))
@@ -229,7 +242,7 @@ def test_dialogues_have_the_configured_shares_and_their_answers() -> None:
 @pytest.mark.parametrize("behavior", asdict(dialogues.WORD_SHARES))
 def test_every_behavior_can_be_alone(behavior: str) -> None:
     shares = dialogues.BehaviorShares(**dict.fromkeys(asdict(dialogues.WORD_SHARES), 0.0) | {behavior: 1})
-    problems = list(islice(prepare.draw_problems(Random(1), SETS["cold_start"], "dialogues"), 72))
+    problems = draw_dialogue_problems(72, seed=1)
     generated = dialogues.generate_dialogues(Random(1), problems, FORMAT, LIMIT, shares=shares)
     right = {read_answer(each) == str(problem.answer) for each, problem in zip(generated, problems, strict=True)}
     assert right == {behavior in ("clean", "repaired", "malformed", "reasoned")}
@@ -252,14 +265,14 @@ def test_a_dialogue_shows_the_true_results_of_its_calls() -> None:
     assert len(styles) > 100  # the cold start leaves something to explore
 
 
-def test_most_programs_first_name_the_quantities() -> None:
+def test_most_programs_have_one_line_for_each_operation() -> None:
     random, styles = Random(0), Counter[str]()
     for template in SETS["cold_start"]:
         for problem in draw(template, 10):
             first = programs.write_program(random, template.answer, problem.numbers).split("\n")[0]
             styles["bare" if "=" not in first else "steps" if re.search(r"[-+*/]", first) else "named"] += 1
     shares = {style: number / styles.total() for style, number in styles.items()}
-    assert shares == pytest.approx({"named": 0.85, "steps": 0.10, "bare": 0.05}, abs=0.03)
+    assert shares == pytest.approx({"named": 0.2, "steps": 0.7, "bare": 0.1}, abs=0.03)
 
 
 def test_no_failing_program_has_a_path_in_its_result() -> None:
@@ -318,13 +331,17 @@ def test_the_files_share_no_numbers_and_only_training_depends_on_the_seed(tmp_pa
 @pytest.mark.slow
 def test_each_trained_set_has_half_of_the_questions_and_each_template_equally_many_dialogues(tmp_path: Path) -> None:
     files = write_files(tmp_path)
-    trained = Counter(find_template(row["question"])[0] for row in files["train.jsonl"])
-    assert trained == pytest.approx({"cold_start": 240, "rl_only": 240}, abs=5)  # questions that repeat are left out
-    dialogues_of = Counter(find_template(row["messages"][0]["content"])[1].text for row in files["sft.jsonl"])
-    assert len(dialogues_of) == 360 and {*dialogues_of.values()} == {2}
+    trained = Counter(find_template(row["question"]) for row in files["train.jsonl"])
+    of_rl = [trained[each.text] for each in SETS["rl_only"]]
+    assert of_rl == pytest.approx([10] * 24, abs=2)  # questions that repeat are left out
+    assert 70 < sum(trained[each.text] for each in SETS["cold_start"]) < 90  # a third; the others are composed
+    dialogues_of = Counter(
+        found for row in files["sft.jsonl"] if (found := find_template(row["messages"][0]["content"]))
+    )
+    assert len(dialogues_of) == 120 and {*dialogues_of.values()} == {2}
     asked = files["test_cold_start.jsonl"][: RUN.evaluation.questions]  # an evaluation asks the first questions
-    assert len({find_template(row["question"])[1].text for row in asked}) == len(asked)
-    assert len({row["family"] for row in asked}) >= 12
+    assert len({re.sub(r"\d+", "N", row["question"]) for row in asked}) == len(asked)
+    assert len({row["family"] for row in asked}) >= 10
 
 
 def test_the_configuration_evaluates_each_set_with_four_answers_per_question() -> None:
@@ -336,7 +353,7 @@ def test_the_configuration_evaluates_each_set_with_four_answers_per_question() -
 def test_unsuitable_parameters_are_refused() -> None:
     walk = next(each for each in SETS["cold_start"] if "walks the dog" in each.text)
     with pytest.raises(UnusableInput, match=r"num_test_questions = 60: only about \d+ distinct questions exist"):
-        prepare.draw_distinct(Random(0), (walk,), "test", 60)
+        prepare.draw_distinct(Random(0), cycle((walk,)), "test", 60)
     run = load_run(
         EXAMPLE / "word_problems.toml", ['dialogue.tools=["python_code_with_standard_io"]', 'dialogue.system="{tools}"']
     )
