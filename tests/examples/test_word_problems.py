@@ -157,7 +157,7 @@ def test_questions_are_complete_and_answers_are_exact(name: str) -> None:
 
 def test_composed_questions_have_many_words_and_few_are_alike() -> None:
     texts = [re.sub(r"\{\w+\}", "N", each.text) for each in COMPOSED]
-    assert len(set(texts)) == len(texts)
+    assert len(set(texts)) > 0.99 * len(texts)
     assert not any(re.search(r"[][<>|]", text) for text in texts)
     assert len({word.lower() for text in texts for word in re.findall(r"\w+", text)}) > 600
     assert len({each.family for each in COMPOSED}) == 5

@@ -107,6 +107,7 @@ NEEDS = {
     "asterism run CONFIG --set engine.kind=sglang": "SGLang (tests/sglang)",
     "asterism run configs/tiny.toml --name sglang": "SGLang (tests/sglang)",
     "asterism serve": "SGLang (tests/sglang)",
+    "make real-model GSM8K=FILE": "the questions of GSM8K (`asterism eval` without them: other commands)",
     "make sglang-environment": "SGLang (tests/sglang)",
     "python -m benchmarks.sglang": "SGLang (tests/sglang)",
     "make bench-trl": "TRL (tests/benchmarks/test_trl.py)",
