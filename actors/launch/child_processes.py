@@ -19,7 +19,7 @@ from asterism.bus.process.parent_death import PARENT_PID_VARIABLE
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema.machines import SupervisionConfig
 
-SPINS = "10000"  # of a waiting OpenMP thread before it sleeps: some 50 microseconds
+SPINS = "10000"  # a waiting OpenMP thread spins so often before it sleeps, for some 50 microseconds
 
 
 class ProcessDied(Exception):

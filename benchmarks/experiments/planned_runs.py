@@ -32,7 +32,7 @@ COLD_STARTS: Mapping[str, Settings] = {
     "qwen2": ("prepare.parameters.architecture=qwen2",),
     "llama": ("prepare.parameters.architecture=llama",),
     "words": (),  # all cold starts "words" need the configuration of examples/word_problems
-    "words_twice": ("prepare.parameters.num_sft_dialogues=5760", "sft.steps=700"),
+    "words_twice": ("prepare.parameters.num_sft_dialogues=7200", "sft.steps=880"),
     "words_reasoned": ("prepare.parameters.reasoning=true", "dialogue.response_tokens=384"),
 }
 _GRPO = "roc.enabled=false"

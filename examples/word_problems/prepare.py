@@ -22,7 +22,7 @@ import templates_cold_start_money
 import templates_cold_start_outside
 import templates_rl
 import templates_test
-from problem_templates import Problem, Template, draw_problem
+from problem_templates import NoSuitableNumbers, Problem, Template, draw_problem
 from templates_composed import compose_templates
 from word_dialogues import WORD_SHARES, generate_dialogues
 from word_programs import write_derivation
@@ -114,7 +114,7 @@ def stream_templates(random: Random, name: str) -> Iterator[Template]:
 def draw_problems(random: Random, templates: Iterable[Template], part: Part) -> Iterator[Problem]:
     """Draw a problem of each template, except for templates with so few numbers that none is found for this part."""
     for template in templates:
-        with suppress(ValueError):
+        with suppress(NoSuitableNumbers):
             drawn = (draw_problem(random, template) for _ in range(_MOST_DRAWS))
             if problem := next((each for each in drawn if find_part(each) == part), None):
                 yield problem

@@ -41,6 +41,10 @@ class Template(NamedTuple):
         return tuple(name for name in self.shown_numbers if name not in needed)
 
 
+class NoSuitableNumbers(Exception):
+    """Few or none of the numbers of a template make a problem. `str(error)` is the template's text."""
+
+
 class Problem(NamedTuple):
     template: Template
     question: str
@@ -51,7 +55,7 @@ class Problem(NamedTuple):
 def draw_problem(random: Random, template: Template) -> Problem:
     """Draw a problem whose numbers differ from each other and are at least 2, as the answer is. Divisions are exact.
 
-    Raises ValueError for a template whose numbers nearly never have this property.
+    Raises NoSuitableNumbers for a template whose numbers nearly never have this property.
     """
     for _ in range(_MOST_TRIES):
         drawn: dict[str, int] = {}
@@ -67,7 +71,7 @@ def draw_problem(random: Random, template: Template) -> Problem:
             and len({*shown.values()}) == len(shown)
         ):
             return Problem(template, template.text.format(**drawn, **_draw_words(random, template)), shown, answer)
-    raise ValueError(f"no suitable numbers found: {template.text}")
+    raise NoSuitableNumbers(template.text)
 
 
 def _draw_words(random: Random, template: Template) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Composes further templates of the cold start of a start, up to two changes and a question.
+"""Composes more templates for the cold start: a start, up to two changes and a question.
 
 A model that has seen few sentences memorizes them instead of learning what a text means. So the words of a sentence
 vary, and each sentence occurs in many templates with the same operation.
@@ -29,7 +29,13 @@ _FOREIGN_NGRAMS = {
     )
     for size, templates in ((6, templates_rl.TEMPLATES), (5, templates_test.TEMPLATES))
 }
-_NAMES = (("first", "each"), ("second", "part"), ("third", "piece"), ("final", "last"))  # of a sentence's two numbers
+_NAMES = (
+    ("first", "each"),
+    ("second", "part"),
+    ("third", "piece"),
+    ("final", "last"),
+)  # names of the numbers, by sentence
+# `<thing>s` is the plural of each of these.
 _LISTS = WORDS | {"thing": tuple(thing for thing in THINGS if thing != "sandwich")}
 
 

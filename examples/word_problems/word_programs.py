@@ -113,13 +113,13 @@ def _write_result(random: Random, expression: str, numbers: Numbers) -> str:
 
 
 def _write_named_steps(random: Random, expression: str, numbers: Numbers) -> str:
-    """One line per number and one line per operation."""
+    """Write one line per number and one line per operation."""
     lines, shown = _list_steps(expression, {name: name for name in numbers})
     return "\n".join([*_assign(expression, numbers), *lines, _show(random, shown)])
 
 
 def _write_steps(random: Random, expression: str, numbers: Numbers) -> str:
-    """One line per operation."""
+    """Write one line per operation."""
     lines, shown = _list_steps(expression, numbers)
     return "\n".join([*lines, _show(random, shown)])
 
